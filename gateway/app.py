@@ -1,0 +1,70 @@
+"""`create_app`: the one place where the parts are joined."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from gateway import __version__
+from gateway.admission import Admission
+from gateway.errors import TidegateError
+from gateway.images import ImageLimits
+from gateway.inference import Inference
+from gateway.observe import logging as logs
+from gateway.observe import metrics
+from gateway.settings import Settings, load_settings
+from gateway.triton import Triton
+from gateway.triton.client import TritonClient
+from gateway.triton.discovery import Discovery
+from gateway.web import classify, health, models, page, problems
+from gateway.web.gate import Gate
+from gateway.web.middleware import RequestMiddleware
+
+
+def create_app(settings: Settings | None = None, triton: Triton | None = None) -> FastAPI:
+    """A gateway with `settings` (from the environment if none are given) in front of `triton`
+    (a gRPC client of `settings.triton_url` if none is given)."""
+    settings = settings or load_settings()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        client = triton or TritonClient(settings.triton_url)
+        discovery = Discovery(client, settings.default_model, settings.probe_interval_s)
+        admission = Admission(settings.max_in_flight_images, settings.max_in_flight_bytes)
+        limits = ImageLimits(settings.max_file_bytes, settings.max_pixels)
+        app.state.gate = Gate(settings, discovery, Inference(client, discovery, admission, limits))
+        watch = asyncio.create_task(discovery.watch())
+        try:
+            yield
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+            await client.close()
+
+    app = FastAPI(
+        title="Tidegate",
+        version=__version__,
+        description="A gate in front of NVIDIA Triton: photos in, labels out, never a made-up label.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.add_middleware(RequestMiddleware, access_log=settings.access_log)
+    app.add_exception_handler(TidegateError, problems.on_tidegate_error)
+    app.add_exception_handler(HTTPException, problems.on_http_exception)
+    for part in (classify, models, health, page):
+        app.include_router(part.router)
+        metrics.announce_routes((r.path, r.methods) for r in part.router.routes if isinstance(r, Route))
+    return app
+
+
+def worker() -> FastAPI:
+    """The factory that each worker process of `tidegate serve` calls."""
+    settings = load_settings()
+    logs.configure(settings.log_level, settings.log_format)
+    return create_app(settings)

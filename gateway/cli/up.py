@@ -1,0 +1,128 @@
+"""`tidegate up`: a Triton of its own and the gateway in front of it; classifies sample photos, then serves."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from gateway.cli.serve import serve
+from gateway.observe import logging as logs
+from gateway.settings import Settings, load_settings
+from gateway.triton.local import LocalTriton, LocalTritonError, Ports, check_port_free
+
+READY_TIMEOUT_S = 60.0
+SAMPLES = Path(__file__).parents[2] / "examples" / "photos"
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Registers the subcommand."""
+    parser = commands.add_parser("up", help="gateway and Triton on this machine, no GPU needed", description=__doc__)
+    parser.add_argument("--samples", type=Path, default=SAMPLES, help="folder of photos to classify once")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until SIGINT or SIGTERM; 0 after a clean stop, 1 with a sentence when something is missing."""
+    settings = load_settings()
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        check_port_free(settings.host, settings.port, "TIDEGATE_PORT")
+        _build_default_model(settings.model_repository)
+        return _serve_with_triton(settings, options.samples)
+    except LocalTritonError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return 1
+
+
+def _build_default_model(repository: Path) -> None:
+    """Runs the builder as its own process: it says what it does, and is quick when there is nothing to do."""
+    if importlib.util.find_spec("build_engines") is None:
+        return  # a gateway without the builder serves what is in the repository
+    command = [sys.executable, "-m", "build_engines", "efficientnet_lite0", "--repository", str(repository)]
+    if subprocess.run(command, check=False).returncode != 0:  # noqa: S603  # our own arguments, no shell
+        raise LocalTritonError("The default model could not be built, so there is nothing to serve.")
+
+
+def _serve_with_triton(settings: Settings, samples: Path) -> int:
+    ports = Ports(settings.triton_http_port, settings.triton_grpc_port, settings.triton_metrics_port)
+    start = time.monotonic()
+    with LocalTriton([settings.model_repository], ports=ports) as triton:
+        _say(f"Triton is starting on ports {ports.http}, {ports.grpc}, {ports.metrics}; its log: {triton.log_file}")
+        os.environ["TIDEGATE_TRITON_URL"] = triton.url  # workers read their settings from the environment
+        greeter = threading.Thread(target=_greet, args=(settings, triton, samples, start), daemon=True)
+        greeter.start()
+        return serve(load_settings())
+
+
+def _greet(settings: Settings, triton: LocalTriton, samples: Path, start: float) -> None:
+    """Waits until the gateway is ready, shows what it makes of the sample photos, and says where it is."""
+    base = f"http://{'127.0.0.1' if settings.host in ('0.0.0.0', '::') else settings.host}:{settings.port}"  # noqa: S104
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while not _answers(f"{base}/readyz"):
+        if time.monotonic() > deadline:
+            _say(f"Still not ready after {READY_TIMEOUT_S:.0f} s. {triton.reasons()} Triton's log: {triton.log_file}")
+            deadline = float("inf")
+        time.sleep(0.1)
+    _say(f"Ready after {time.monotonic() - start:.1f} s.")
+    photos = sorted(p for p in samples.glob("*") if p.suffix.lower() in (".jpg", ".jpeg", ".png", ".webp"))
+    if photos:
+        try:
+            _show(_classify(f"{base}/v1/classify", photos))
+        except (OSError, ValueError, KeyError) as error:
+            _say(f"The sample photos could not be classified: {error}")
+    _say(f"Serving on {base}: open it in a browser, or try\n\n  curl -F files=@photo.jpg {base}/v1/classify\n")
+    _say("Ctrl-C stops everything.")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  # our own address
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _classify(url: str, photos: Sequence[Path]) -> list[dict[str, object]]:
+    boundary = uuid.uuid4().hex
+    body = b"".join(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="{photo.name}"\r\n\r\n'.encode()
+        + photo.read_bytes()
+        + b"\r\n"
+        for photo in photos
+    )
+    request = urllib.request.Request(  # noqa: S310  # our own address
+        url,
+        data=body + f"--{boundary}--\r\n".encode(),
+        headers={"Content-Type": f"multipart/form-data; boundary={boundary}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+        results: list[dict[str, object]] = json.load(answer)["results"]
+        return results
+
+
+def _show(results: Sequence[dict[str, object]]) -> None:
+    """The top-5 of each photo as a table."""
+    lines = [f"{'photo':<16} {'probability':>11}  label", "-" * 50]
+    for result in results:
+        name = str(result["filename"])
+        for prediction in result.get("predictions", []):  # type: ignore[attr-defined]  # decoded JSON
+            lines.append(f"{name:<16} {prediction['probability']:>11.3f}  {prediction['label']}")
+            name = ""
+        if "error" in result:
+            lines.append(f"{name:<16} {'-':>11}  {result['error']}")
+    _say("\n" + "\n".join(lines) + "\n")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

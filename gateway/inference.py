@@ -1,0 +1,148 @@
+"""The whole flow of a request: inspect → admit → batch → ask Triton → predictions, in the order sent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.admission import Admission, Deadline
+from gateway.batches import Batch, make_batches
+from gateway.errors import BadUpstreamResponse, ImageProblem
+from gateway.images import EncodedImage, ImageLimits, inspect
+from gateway.observe import metrics
+from gateway.predictions import Prediction, check_probabilities, top_k
+from gateway.triton import Triton
+from gateway.triton.discovery import CLASSIFICATION, IMAGE_STATUS, Discovery, Model, image_tensors
+
+Outcome = list[Prediction] | ImageProblem
+
+# The preprocessor's verdicts (IMAGE_STATUS), documented beside it in model_repository/README.md.
+_STATUS: dict[int, ImageProblem] = {
+    1: ImageProblem("empty_image", "The file is empty."),
+    2: ImageProblem("unsupported_image", "The file is not a picture of a kind that is taken."),
+    3: ImageProblem("corrupt_image", "The picture is damaged: it cannot be decoded to its end."),
+    4: ImageProblem("image_too_large", "The picture has more pixels than are allowed."),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a caller asks of every image: how many classes, and how probable they must be at least."""
+
+    top_k: int | None = None
+    threshold: float = 0.0
+
+
+@dataclass(frozen=True)
+class Classified:
+    """One outcome for every file, in the order sent; times in seconds."""
+
+    model: Model
+    version: str
+    outcomes: list[Outcome]
+    wait_s: float
+    infer_s: float
+
+
+class Inference:
+    """Joins the door (limits, admission) with Triton and its models."""
+
+    def __init__(self, triton: Triton, discovery: Discovery, admission: Admission, limits: ImageLimits) -> None:
+        self._triton = triton
+        self._discovery = discovery
+        self._admission = admission
+        self._limits = limits
+
+    async def classify(
+        self, files: Sequence[bytes | ImageProblem], model: Model, question: Question, deadline: Deadline
+    ) -> Classified:
+        """Outcomes of all `files`; raises `Overloaded`, `DeadlineExceeded` or an `UpstreamError`."""
+        inspected = [inspect(file, self._limits) if isinstance(file, bytes) else file for file in files]
+        good = [(i, image.data) for i, image in enumerate(inspected) if isinstance(image, EncodedImage)]
+        outcomes: list[Outcome | None] = [x if isinstance(x, ImageProblem) else None for x in inspected]
+        version, arrived = model.version, time.perf_counter()
+        with self._admission.permit(len(good), sum(len(data) for _, data in good)):
+            admitted = time.perf_counter()
+            batches = make_batches(good, model.max_batch)
+            for batch, answer in zip(batches, await self._ask_all(batches, model, deadline), strict=True):
+                version = answer.version
+                for index, row in zip(batch.indices, answer.rows, strict=True):
+                    outcomes[index] = _outcome(row, model, question)
+        done = [x for x in outcomes if x is not None]
+        if len(done) != len(files):
+            raise BadUpstreamResponse("An image was left without an answer.")
+        for outcome in done:
+            code = outcome.code if isinstance(outcome, ImageProblem) else "ok"
+            metrics.IMAGES.labels(model.name, code).inc()
+        return Classified(model, version, done, admitted - arrived, time.perf_counter() - admitted)
+
+    async def _ask_all(self, batches: list[Batch], model: Model, deadline: Deadline) -> list[_Answered]:
+        if len(batches) == 1:  # the usual case needs no task
+            return [await self._ask(batches[0], model, deadline)]
+        calls = [asyncio.ensure_future(self._ask(batch, model, deadline)) for batch in batches]
+        try:
+            return await asyncio.gather(*calls)
+        finally:
+            for call in calls:  # one failed or the caller left: the others are not needed
+                call.cancel()
+
+    async def _ask(self, batch: Batch, model: Model, deadline: Deadline) -> _Answered:
+        """One call to Triton."""
+        inputs = image_tensors(len(batch.indices), batch.row_bytes, batch.data, batch.lengths)
+        with _counted(batch, model):
+            answer = await self._triton.infer(
+                model.name, inputs, [CLASSIFICATION, IMAGE_STATUS], timeout=deadline.remaining()
+            )
+        try:
+            statuses = answer.outputs[IMAGE_STATUS].ravel().tolist()
+            probabilities = answer.outputs[CLASSIFICATION]
+        except KeyError as missing:
+            raise BadUpstreamResponse("The model's answer lacks an output.", private=str(missing)) from missing
+        if len(statuses) != len(batch.indices):
+            raise BadUpstreamResponse("The model's answer does not have the expected shape.", private=str(statuses))
+        check_probabilities(probabilities, len(batch.indices), len(model.labels))
+        rows = [_problem(s) if s else p for s, p in zip(statuses, probabilities, strict=True)]
+        return _Answered(rows, answer.model_version)
+
+
+Row = NDArray[np.float32] | ImageProblem
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """A batch's probabilities FP32 `[classes]`, or problem, of each row, and the version that computed them."""
+
+    rows: list[Row]
+    version: str
+
+
+def _problem(status: int) -> ImageProblem:
+    if status not in _STATUS:
+        raise BadUpstreamResponse("The preprocessor gave an unknown status.", private=f"IMAGE_STATUS {status}")
+    return _STATUS[status]
+
+
+def _outcome(row: Row, model: Model, question: Question) -> Outcome:
+    if isinstance(row, ImageProblem):
+        return row
+    k = min(5, len(model.labels)) if question.top_k is None else question.top_k
+    return top_k(row, model.labels, k, question.threshold)
+
+
+@contextmanager
+def _counted(batch: Batch, model: Model) -> Iterator[None]:
+    """Counts a call to Triton, and its duration whether or not it succeeds."""
+    metrics.BATCH_IMAGES.labels(model.name).observe(len(batch.indices))
+    metrics.PAYLOAD_BYTES.inc(len(batch.data) - batch.padding_bytes)
+    metrics.PADDING_BYTES.inc(batch.padding_bytes)
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        metrics.INFERENCE_SECONDS.labels(model.name).observe(time.perf_counter() - start)

@@ -1,0 +1,229 @@
+"""What Triton serves, learnt from Triton itself: models, tasks, labels, and whether they really answer.
+
+A model belongs to the gate when its `config.pbtxt` declares a `task` in its parameters. Its labels come with a
+real inference through Triton's classification extension, so that they are named once, beside the classifier.
+Readiness is such an inference too, not Triton's word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.errors import (
+    BadUpstreamResponse,
+    ModelNotFound,
+    ModelNotReady,
+    TidegateError,
+    UpstreamUnavailable,
+)
+from gateway.observe import metrics
+from gateway.predictions import check_probabilities
+from gateway.triton import ModelConfig, ModelState, Tensor, Triton
+
+log = logging.getLogger(__name__)
+
+RAW_IMAGE, IMAGE_LENGTH = "RAW_IMAGE", "IMAGE_LENGTH"
+CLASSIFICATION, IMAGE_STATUS = "CLASSIFICATION", "IMAGE_STATUS"
+
+PROBE_TIMEOUT_S = 5.0
+RETRY_INTERVAL_S = 0.5
+FRESH_S = 1.0
+REDISCOVER_S = 30.0
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model behind the gate. `labels[k]` names class k; `max_batch` is Triton's own limit."""
+
+    name: str
+    version: str
+    task: str
+    max_batch: int
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What the last probe showed (no `error`: it answered), and when (monotonic seconds)."""
+
+    error: TidegateError | None
+    checked_at: float
+
+    @property
+    def ready(self) -> bool:
+        return self.error is None
+
+
+class Discovery:
+    """The models of one Triton, kept up to date by `watch`."""
+
+    def __init__(self, triton: Triton, default_model: str, interval_s: float) -> None:
+        self._triton = triton
+        self._default = default_model
+        self._interval_s = interval_s
+        self._models: dict[str, Model] = {}
+        self._broken: dict[str, TidegateError] = {}
+        self._states: dict[str, ModelState] = {}
+        self._learnt_at = NEVER
+        self._lock = asyncio.Lock()
+        self.readiness = Readiness(UpstreamUnavailable("The inference server was not reached yet."), NEVER)
+
+    async def watch(self) -> None:
+        """Probes for ever: often while Triton is away, seldom while it answers."""
+        while True:
+            await self.check(max_age_s=0)
+            await asyncio.sleep(self._interval_s if self.readiness.ready else RETRY_INTERVAL_S)
+
+    async def check(self, max_age_s: float = FRESH_S) -> Readiness:
+        """The state of Triton as seen at most `max_age_s` ago; any number of callers share one probe."""
+        asked_at = time.monotonic()
+        async with self._lock:
+            if self.readiness.checked_at < asked_at - max_age_s:
+                await self._probe()
+        return self.readiness
+
+    def models(self) -> list[Model]:
+        return [self._models[name] for name in sorted(self._models)]
+
+    def broken(self) -> list[str]:
+        """Models that declare a task but cannot be used now."""
+        return sorted(self._broken)
+
+    async def get(self, name: str | None) -> Model:
+        """The model to ask; raises `ModelNotFound`, `ModelNotReady` or `UpstreamUnavailable`."""
+        name = name or self._default
+        if name not in self._models and name not in self._broken:
+            await self.check()
+        if name in self._models:
+            return self._models[name]
+        if self.readiness.error and not self._states:
+            raise self.readiness.error
+        if name in self._broken or name == self._default:
+            reason = self._broken.get(name)
+            raise ModelNotReady("The model is not ready.", private=reason.private if reason else "not served")
+        raise ModelNotFound("There is no model of this name; GET /v1/models lists them.")
+
+    async def _probe(self) -> None:
+        try:
+            stale = time.monotonic() - self._learnt_at > REDISCOVER_S
+            if stale or not self.readiness.ready:
+                await self._learn()
+            if self._default not in self._models:
+                raise self._broken.get(self._default) or ModelNotReady(
+                    "The default model is not served.", private=f"no {self._default} with a task"
+                )
+            await _classify_probe(self._triton, self._models[self._default])
+        except TidegateError as error:
+            if isinstance(error, UpstreamUnavailable):
+                self._states = {}
+            self._report(error)
+        else:
+            self._report(None)
+
+    def _report(self, error: TidegateError | None) -> None:
+        endpoint, before = self._triton.endpoint, self.readiness
+        if error is None and before.error is not None:
+            log.info("Triton is ready", extra={"endpoint": endpoint, "models": ", ".join(self._models)})
+        elif error is not None and (before.checked_at == NEVER or type(error) is not type(before.error)):
+            reason = error.private or error.detail
+            log.warning("Triton is not ready", extra={"endpoint": endpoint, "reason": reason})
+        self.readiness = Readiness(error, time.monotonic())
+        metrics.TRITON_READY.labels(endpoint).set(error is None)
+
+    async def _learn(self) -> None:
+        states: dict[str, ModelState] = {}
+        for state in await self._triton.index(timeout=PROBE_TIMEOUT_S):  # a line for each version
+            if state.ready or state.name not in states:
+                states[state.name] = state
+        models: dict[str, Model] = {}
+        broken: dict[str, TidegateError] = {}
+        for name, state in states.items():
+            if not state.ready:
+                broken[name] = ModelNotReady("The model is not ready.", private=state.reason or "not loaded")
+                continue
+            config = await self._triton.config(name, timeout=PROBE_TIMEOUT_S)
+            if "task" not in config.parameters:
+                continue  # a step of an ensemble, or nothing of ours
+            try:
+                models[name] = await _describe(self._triton, config)
+            except UpstreamUnavailable:
+                raise
+            except TidegateError as error:  # this model's trouble is not the others'
+                broken[name] = error
+                log.warning("A model cannot be used", extra={"model": name, "reason": error.private or error.detail})
+        self._models, self._broken, self._states = models, broken, states
+        self._learnt_at = time.monotonic()
+
+
+async def _describe(triton: Triton, config: ModelConfig) -> Model:
+    task = config.parameters["task"]
+    if task != "classify" or CLASSIFICATION not in config.outputs:
+        raise ModelNotReady("The model is not usable.", private=f"task {task!r} is not one that this version serves")
+    classes = config.outputs[CLASSIFICATION][-1]
+    answer = await triton.infer(
+        config.name, _probe_inputs(), [CLASSIFICATION], timeout=PROBE_TIMEOUT_S, top_classes=classes
+    )
+    labels = _labels(answer.outputs[CLASSIFICATION].ravel().tolist(), classes)
+    model = Model(config.name, answer.model_version, task, max(1, config.max_batch), labels)
+    await _classify_probe(triton, model)
+    return model
+
+
+def _labels(strings: Sequence[bytes], classes: int) -> tuple[str, ...]:
+    """`value:index:label` for every class, in any order → labels in the order of the classes."""
+    labels: dict[int, str] = {}
+    for text in strings:
+        _, index, label = [*text.decode("utf-8", "replace").split(":", 2), "", ""][:3]
+        if label.strip():
+            labels[int(index)] = label.strip()
+    if len(labels) != classes:
+        raise BadUpstreamResponse(
+            "The model has no complete list of labels.",
+            private=f"labels for {len(labels)} of {classes} classes",
+        )
+    return tuple(labels[k] for k in range(classes))
+
+
+async def _classify_probe(triton: Triton, model: Model) -> None:
+    answer = await triton.infer(model.name, _probe_inputs(), [CLASSIFICATION, IMAGE_STATUS], timeout=PROBE_TIMEOUT_S)
+    check_probabilities(answer.outputs[CLASSIFICATION], 1, len(model.labels))
+    if answer.outputs[IMAGE_STATUS].ravel().tolist() != [0]:
+        raise BadUpstreamResponse("The probe picture was not classified.", private="IMAGE_STATUS is not 0")
+
+
+def image_tensors(rows: int, row_bytes: int, data: bytes, lengths: NDArray[np.integer[Any]]) -> list[Tensor]:
+    """The ensemble's inputs: `data` is `rows` × `row_bytes` padded files, `lengths` INT32 `[rows, 1]`."""
+    return [
+        Tensor(RAW_IMAGE, "UINT8", (rows, row_bytes), data),
+        Tensor(IMAGE_LENGTH, "INT32", (rows, 1), lengths.astype("<i4").tobytes()),
+    ]
+
+
+def _probe_inputs() -> list[Tensor]:
+    size = len(PROBE_PICTURE)
+    return image_tensors(1, size, PROBE_PICTURE, np.array([[size]]))
+
+
+def _grey_png(side: int) -> bytes:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        body = name + content
+        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    rows = (b"\0" + bytes([128]) * side) * side
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+PROBE_PICTURE = _grey_png(16)
+"""A grey PNG of 16×16 pixels, under 100 bytes: the smallest honest question."""

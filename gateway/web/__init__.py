@@ -1,0 +1,1 @@
+"""HTTP, and nothing else: routes, bodies, problem documents, middleware, the page."""

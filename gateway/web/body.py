@@ -1,0 +1,275 @@
+"""A request's body → files and parameters, in the three forms of the contract, within the caps.
+
+Everything is parsed while it streams in; nothing is written to disk, and no more is kept than the caps allow.
+A framework's form parser would do neither: it spools files to disk and decides by a file name what a file is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
+
+from multipart import (
+    MultipartError,
+    MultipartSegment,
+    ParserLimitReached,
+    PushMultipartParser,
+    parse_options_header,
+)
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from gateway.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    ClientLeft,
+    ImageProblem,
+    InvalidParameter,
+    MalformedRequest,
+    MissingImage,
+    RequestError,
+    TooManyImages,
+    UnsupportedEncoding,
+)
+from gateway.settings import Settings
+from gateway.web.schemas import ClassifyRequest
+
+IMAGE_FIELDS = frozenset({"files", "file", "files[]", "image", "images"})
+TEXT_FIELDS = frozenset({"top_k", "threshold", "model"})
+MAX_TEXT_BYTES = 1024
+MAX_OTHER_PARTS = 64
+DRAIN_BYTES = 1024 * 1024
+DRAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class File:
+    """One image as sent: its cleaned name, and its bytes or why there are none."""
+
+    filename: str | None
+    content: bytes | ImageProblem
+
+
+@dataclass(frozen=True)
+class Upload:
+    """All images of a request, in order, and its parameters as text (those of the body beat the query's)."""
+
+    files: list[File]
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+async def read_upload(request: Request, settings: Settings) -> Upload:
+    """The whole body; raises a `RequestError`, or `ClientLeft` when the caller went away in the middle."""
+    body = _Body(request, settings)
+    try:
+        upload = await _read(request, body, settings)
+    except RequestError:
+        await body.drain()
+        raise
+    query = {name: value for name, value in request.query_params.items() if name in TEXT_FIELDS}
+    return Upload(upload.files, {**query, **upload.parameters})
+
+
+async def _read(request: Request, body: _Body, settings: Settings) -> Upload:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedEncoding("Send the body as it is, without a Content-Encoding.")
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind == "multipart/form-data":
+        return await _read_multipart(body, options.get("boundary", ""), settings)
+    if kind == "application/json":
+        return _read_json(await body.all(), settings)
+    content = await body.all()
+    if not content:
+        raise MissingImage("The body is empty: send an image, a form with images, or JSON.")
+    return Upload([File(None, content)])
+
+
+class _Body:
+    """The body's chunks, counted against the cap and timed against silence."""
+
+    def __init__(self, request: Request, settings: Settings) -> None:
+        self._request = request
+        self._limit = settings.max_body_bytes
+        self._idle_s = settings.body_idle_timeout_s
+        self._left = True
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        declared = self._request.headers.get("content-length", "")
+        received = int(declared) if declared.isdigit() else 0
+        if received > self._limit:
+            raise self._too_large()
+        received = 0
+        while self._left:
+            chunk = await self._next(self._idle_s)
+            received += len(chunk)
+            if received > self._limit:
+                raise self._too_large()
+            if chunk:
+                yield chunk
+
+    async def all(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
+
+    async def drain(self) -> None:
+        """After a refusal: lets a small rest pass, so that the caller gets to read why; else says it is unread."""
+        drained = 0
+        try:
+            while self._left and drained < DRAIN_BYTES:
+                drained += len(await self._next(DRAIN_S))
+        except (BodyTimeout, ClientLeft):
+            pass
+        self._request.scope["state"]["body_unread"] = self._left
+
+    async def _next(self, patience_s: float) -> bytes:
+        try:
+            message = await asyncio.wait_for(self._request.receive(), patience_s)
+        except asyncio.TimeoutError as silence:
+            raise BodyTimeout(f"No byte of the body came for {patience_s:g} seconds.") from silence
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("The caller left.")
+        self._left = message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        return chunk
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The body is larger than the limit of {self._limit} bytes.")
+
+
+async def _read_multipart(body: _Body, boundary: str, settings: Settings) -> Upload:
+    if not boundary:
+        raise MalformedRequest("The Content-Type of the form has no boundary.")
+    form = _Form(settings)
+    try:
+        parser = PushMultipartParser(
+            boundary, header_charset="latin-1", max_segment_count=settings.max_images + MAX_OTHER_PARTS
+        )
+        with parser:  # leaving it checks that the last boundary was seen
+            async for chunk in body.chunks():
+                for event in parser.parse(chunk):
+                    form.take(event)
+    except ParserLimitReached as error:
+        if "segment count" in str(error).lower():
+            raise form.too_many() from error
+        raise MalformedRequest("A part of the form has headers that are too long.") from error
+    except MultipartError as error:
+        raise MalformedRequest("The form is not well formed, or was cut short.") from error
+    return form.upload()
+
+
+class _Form:
+    """Collects the parser's events: a part's headers, its bytes, its end (None)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._files: list[File] = []
+        self._parameters: dict[str, str] = {}
+        self._strangers: list[str] = []
+        self._part: MultipartSegment | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def take(self, event: MultipartSegment | bytes | None) -> None:
+        if isinstance(event, MultipartSegment):
+            self._part, self._pieces, self._size = event, [], 0
+            if event.name in IMAGE_FIELDS and len(self._files) == self._settings.max_images:
+                raise self.too_many()
+        elif event is not None:
+            self._size += len(event)
+            limit = self._settings.max_file_bytes if self._is_image() else MAX_TEXT_BYTES
+            if self._size <= limit:
+                self._pieces.append(event)
+            else:
+                self._pieces.clear()  # it will be refused: keep nothing of it
+        else:
+            self._end_part()
+
+    def _is_image(self) -> bool:
+        return self._part is not None and self._part.name in IMAGE_FIELDS
+
+    def _end_part(self) -> None:
+        assert self._part is not None
+        name = self._part.name or ""
+        if self._is_image():
+            content: bytes | ImageProblem = b"".join(self._pieces)
+            if self._size > self._settings.max_file_bytes:
+                content = ImageProblem(
+                    "file_too_large",
+                    f"The file has {self._size} bytes; the limit is {self._settings.max_file_bytes}.",
+                )
+            self._files.append(File(_filename(self._part), content))
+        elif name in TEXT_FIELDS:
+            if self._size > MAX_TEXT_BYTES:
+                raise InvalidParameter(f"The field {name} is too long.")
+            self._parameters[name] = b"".join(self._pieces).decode("utf-8", "replace").strip()
+        elif self._part.filename:
+            self._strangers.append(name)
+        self._part = None
+
+    def too_many(self) -> TooManyImages:
+        return TooManyImages(f"One request may hold {self._settings.max_images} images.")
+
+    def upload(self) -> Upload:
+        names = ", ".join(sorted(IMAGE_FIELDS))
+        # A browser sends an empty, nameless part for a file field in which nothing was chosen.
+        if not any(file.content or file.filename for file in self._files):
+            raise MissingImage(f"The form has no image: name its parts one of {names}.")
+        if self._strangers:
+            raise InvalidParameter(
+                f"A file part is named {self._strangers[0][:64]!r}: name image parts one of {names}."
+            )
+        return Upload(self._files, self._parameters)
+
+
+_EXTENDED = re.compile(r"filename\*\s*=\s*(?:utf-8|iso-8859-1)'[^']*'([^;\s]+)", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+MAX_NAME = 255
+
+
+def _filename(part: MultipartSegment) -> str | None:
+    """The last component of the part's `filename*` or `filename`, without control characters; None if empty."""
+    extended = _EXTENDED.search(part.header("Content-Disposition", "") or "")
+    raw = unquote_to_bytes(extended[1]) if extended else (part.filename or "").encode("latin-1", "replace")
+    name = _CONTROL.sub("", raw.decode("utf-8", "replace"))
+    return re.split(r"[/\\]", name)[-1].strip()[:MAX_NAME] or None
+
+
+def _read_json(content: bytes, settings: Settings) -> Upload:
+    try:
+        wanted = ClassifyRequest.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise MalformedRequest("The body is not JSON.") from error
+        where = ".".join(str(step) for step in first["loc"]) or "the document"
+        raise InvalidParameter(f"{where[:128]}: {first['msg']}") from error
+    if not wanted.images:
+        raise MissingImage("The list `images` is empty.")
+    if len(wanted.images) > settings.max_images:
+        raise TooManyImages(f"One request may hold {settings.max_images} images.")
+    files = [File(None, _URL_OFF if image.data is None else decode_base64(image.data)) for image in wanted.images]
+    given = {"top_k": wanted.top_k, "threshold": wanted.threshold, "model": wanted.model}
+    return Upload(files, {name: str(value) for name, value in given.items() if value is not None})
+
+
+_URL_OFF = ImageProblem("url_forbidden", "This gateway does not fetch images from addresses.")
+_NOT_BASE64 = ImageProblem("invalid_base64", "The data is not base64.")
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+
+
+def decode_base64(text: str) -> bytes | ImageProblem:
+    """Standard or URL-safe base64, padded or not, in lines or not, with or without a `data:` prefix."""
+    if text[:5].lower() == "data:":
+        head, comma, text = text.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            return _NOT_BASE64
+    try:
+        digits = text.encode("ascii").translate(_URL_SAFE, b" \t\r\n").rstrip(b"=")
+        return base64.b64decode(digits + b"=" * (-len(digits) % 4), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        return _NOT_BASE64

@@ -1,0 +1,29 @@
+"""What routes may use: the joined parts, through one alias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from gateway.inference import Inference
+from gateway.settings import Settings
+from gateway.triton.discovery import Discovery
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The parts of one gateway process, joined by `gateway.app.create_app`."""
+
+    settings: Settings
+    discovery: Discovery
+    inference: Inference
+
+
+async def _gate(request: Request) -> Gate:
+    gate: Gate = request.app.state.gate
+    return gate
+
+
+GateDep = Annotated[Gate, Depends(_gate)]

@@ -1,0 +1,77 @@
+"""What every request gets: an id, a duration, a count, and a problem document if all else fails."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.observe import metrics
+from gateway.observe.logging import request_id
+from gateway.web.problems import internal_error
+
+log = logging.getLogger("gateway.access")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class RequestMiddleware:
+    """Request id, `Server-Timing`, metrics, access log; routes put their own times into `state["timings"]`."""
+
+    def __init__(self, app: ASGIApp, *, access_log: bool) -> None:
+        self._app = app
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        own_id = _request_id(scope)
+        request_id.set(own_id)
+        timings: dict[str, float] = {}
+        scope["state"] = {**scope.get("state", {}), "timings": timings, "start": start}
+        status = 500
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                timings["total"] = time.perf_counter() - start
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = own_id
+                headers["Server-Timing"] = ", ".join(f"{k};dur={v * 1000:.2f}" for k, v in timings.items())
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception:
+            log.exception("Unhandled error")
+            if "total" in timings:  # the answer has begun: all that is left is to break it off
+                raise
+            await internal_error()(scope, receive, send_with_headers)
+        finally:
+            self._count(scope, status, time.perf_counter() - start)
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", None) or "unmatched"
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        metrics.REQUESTS.labels(route, method, status).inc()
+        metrics.REQUEST_SECONDS.labels(route).observe(seconds)
+        if self._access_log or status >= 500:
+            extra = {"method": method, "route": route, "status": status, "ms": round(seconds * 1000, 2)}
+            log.info("request", extra=extra)
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text: str = value.decode("latin-1")
+            if _SANE_ID.fullmatch(text):
+                return text
+    return uuid.uuid4().hex

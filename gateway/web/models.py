@@ -1,0 +1,44 @@
+"""`GET /v1/models` and `/v1/models/{name}`: what stands behind the gate."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from gateway.triton.discovery import Model
+from gateway.web import schemas
+from gateway.web.gate import GateDep
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/v1/models", responses={503: schemas.PROBLEM}, summary="List the models")
+async def list_models(gate: GateDep) -> schemas.ModelList:
+    """Every model that can be named in a request; `ready` is false for one that Triton cannot serve now."""
+    readiness = await gate.discovery.check()
+    models = gate.discovery.models()
+    if readiness.error and not models:
+        raise readiness.error
+    return schemas.ModelList(data=[_out(model, readiness.ready) for model in models])
+
+
+@router.get(
+    "/v1/models/{name}",
+    responses={404: schemas.PROBLEM, 503: schemas.PROBLEM},
+    summary="One model and its labels",
+)
+async def get_model(name: str, gate: GateDep) -> schemas.ModelDetail:
+    """The model's task, version, limits and the names of its classes, in order."""
+    readiness = await gate.discovery.check()
+    model = await gate.discovery.get(name)
+    return schemas.ModelDetail(**dict(_out(model, readiness.ready)), labels=list(model.labels))
+
+
+def _out(model: Model, ready: bool) -> schemas.ModelOut:
+    return schemas.ModelOut(
+        id=model.name,
+        task=model.task,
+        version=model.version,
+        classes=len(model.labels),
+        max_batch=model.max_batch,
+        ready=ready,
+    )

@@ -1,0 +1,40 @@
+"""The page at `/`: try the gate in a browser. Static files, no request to any other host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+router = APIRouter(include_in_schema=False)
+
+_FOLDER = Path(__file__).parent
+_TYPES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_FILES = {name: (_FOLDER / name).read_bytes() for name in _TYPES}
+
+
+def _file(name: str) -> Response:
+    return Response(_FILES[name], media_type=_TYPES[name], headers=_HEADERS)
+
+
+@router.get("/")
+async def index() -> Response:
+    return _file("index.html")
+
+
+@router.get("/page.css")
+async def css() -> Response:
+    return _file("page.css")
+
+
+@router.get("/page.js")
+async def js() -> Response:
+    return _file("page.js")

@@ -1,0 +1,53 @@
+"""A request's parameters, as text from a query, a form or JSON → values in range."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from starlette.requests import Request
+
+from gateway.admission import Deadline
+from gateway.errors import InvalidParameter
+from gateway.inference import Question
+from gateway.settings import Settings
+from gateway.triton.discovery import Model
+
+_WHOLE = re.compile(r"\+?[0-9]{1,9}")
+
+
+def question(parameters: Mapping[str, str], model: Model) -> Question:
+    """`top_k` from 1 to the number of classes (5), `threshold` from 0 to 1 (0)."""
+    return Question(_top_k(parameters.get("top_k"), len(model.labels)), _threshold(parameters.get("threshold", "0")))
+
+
+def _top_k(text: str | None, classes: int) -> int | None:
+    if text is None:
+        return None
+    if not _WHOLE.fullmatch(text) or not 1 <= int(text) <= classes:
+        raise InvalidParameter(f"top_k must be a whole number from 1 to {classes}.")
+    return int(text)
+
+
+def _threshold(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:  # false for nan too
+        raise InvalidParameter("threshold must be a number from 0 to 1.")
+    return value
+
+
+def deadline(request: Request, settings: Settings) -> Deadline:
+    """From now: what X-Request-Timeout asks for, at most the operator's own limit."""
+    text = request.headers.get("x-request-timeout")
+    if text is None:
+        return Deadline.after(settings.request_timeout_s)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidParameter("X-Request-Timeout must be a positive number of seconds.")
+    return Deadline.after(min(seconds, settings.request_timeout_s))

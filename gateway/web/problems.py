@@ -1,0 +1,97 @@
+"""Errors → problem documents (RFC 9457). The one place that gives a code its HTTP number."""
+
+from __future__ import annotations
+
+import logging
+import math
+from http import HTTPStatus
+
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.errors import ClientLeft, NoUsableImage, Overloaded, TidegateError, UpstreamError
+from gateway.observe.logging import request_id
+
+log = logging.getLogger(__name__)
+
+STATUS: dict[str, int] = {
+    "malformed_request": 400,
+    "not_found": 404,
+    "model_not_found": 404,
+    "method_not_allowed": 405,
+    "body_timeout": 408,
+    "body_too_large": 413,
+    "too_many_images": 413,
+    "unsupported_encoding": 415,
+    "invalid_parameter": 422,
+    "missing_image": 422,
+    "no_usable_image": 422,
+    "internal_error": 500,
+    "bad_upstream_response": 502,
+    "overloaded": 503,
+    "upstream_unavailable": 503,
+    "model_not_ready": 503,
+    "deadline_exceeded": 504,
+}
+UPSTREAM_RETRY_AFTER_S = 1
+MEDIA_TYPE = "application/problem+json"
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps the count of answers honest
+
+
+def problem(
+    code: str, title: str, detail: str, *, headers: dict[str, str] | None = None, **members: object
+) -> Response:
+    """A problem document of a known `code`; `members` are extra fields."""
+    body = {
+        "type": f"urn:tidegate:problem:{code}",
+        "title": title,
+        "status": STATUS[code],
+        "code": code,
+        "detail": detail,
+        "request_id": request_id.get(),
+        **members,
+    }
+    return Response(to_json(body), STATUS[code], headers, MEDIA_TYPE)
+
+
+async def on_tidegate_error(request: Request, error: Exception) -> Response:
+    """Our own errors: the caller gets the detail, the log gets Triton's words."""
+    assert isinstance(error, TidegateError)
+    if isinstance(error, ClientLeft):
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if STATUS[error.code] >= 500:
+        log.warning(error.detail, extra={"code": error.code, "reason": error.private or "-"})
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(math.ceil(error.retry_after))
+    elif isinstance(error, UpstreamError) and STATUS[error.code] == 503:
+        headers["Retry-After"] = str(UPSTREAM_RETRY_AFTER_S)
+    if request.scope.get("state", {}).get("body_unread"):
+        headers["Connection"] = "close"  # what is left of the body must not be taken for the next request
+    if isinstance(error, NoUsableImage):
+        return problem(error.code, error.title, error.detail, headers=headers, results=error.results)
+    return problem(error.code, error.title, error.detail, headers=headers)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """The framework's own refusals: no such route, no such method."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        return problem(
+            "method_not_allowed",
+            "Method not allowed",
+            "This path does not take this method.",
+            headers=headers,
+        )
+    if error.status_code == 404:
+        return problem("not_found", "Not found", "There is nothing at this path.", headers=headers)
+    code = "malformed_request" if error.status_code < 500 else "internal_error"
+    return problem(code, HTTPStatus(STATUS[code]).phrase, "The request could not be processed.", headers=headers)
+
+
+def internal_error() -> Response:
+    """For a fault of ours; the log has the traceback under the same request id."""
+    return problem("internal_error", "Internal error", "Something went wrong here; the request id finds it in the log.")

@@ -1,0 +1,137 @@
+"""The shapes of JSON on the wire, for reading requests and for the OpenAPI page."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class ImageInput(BaseModel):
+    """One image: its bytes in base64 (also a `data:` URI), or an address where the operator allows it."""
+
+    model_config = ConfigDict(extra="forbid")
+    data: str | None = Field(None, description="base64, standard or URL-safe, or a data: URI")
+    url: str | None = Field(None, description="taken only where the operator turned it on")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ImageInput:
+        if (self.data is None) == (self.url is None):
+            raise ValueError("give either data or url")
+        return self
+
+
+class ClassifyRequest(BaseModel):
+    """The JSON form of a request to classify."""
+
+    model_config = ConfigDict(extra="forbid")
+    images: list[ImageInput] = Field(default_factory=list)
+    top_k: Annotated[int, Field(strict=True, ge=1)] | None = Field(None, description="1 to the number of classes; 5")
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="0 to 1; 0")
+    model: str | None = None
+
+
+class PredictionOut(BaseModel):
+    """One class of one image."""
+
+    label: str
+    class_id: int
+    probability: float = Field(ge=0, le=1)
+
+
+class ErrorOut(BaseModel):
+    """Why one image has no predictions."""
+
+    code: Literal[
+        "empty_image",
+        "unsupported_image",
+        "corrupt_image",
+        "image_too_large",
+        "file_too_large",
+        "invalid_base64",
+        "url_forbidden",
+        "url_fetch_failed",
+    ]
+    message: str
+
+
+class ResultOut(BaseModel):
+    """One image's outcome: `predictions` when ok, else `error`."""
+
+    index: int
+    filename: str | None = None
+    status: Literal["ok", "error"]
+    predictions: list[PredictionOut] | None = None
+    error: ErrorOut | None = None
+
+
+class ModelRef(BaseModel):
+    """Who answered."""
+
+    name: str
+    version: str
+
+
+class TimingsOut(BaseModel):
+    """Milliseconds: reading the body, waiting for a permit, Triton, and all together."""
+
+    read: float
+    wait: float
+    infer: float
+    total: float
+
+
+class ClassifyResponse(BaseModel):
+    """`results` has one entry for every image sent, in the order sent."""
+
+    request_id: str
+    model: ModelRef
+    results: list[ResultOut]
+    timings_ms: TimingsOut
+
+
+class ModelOut(BaseModel):
+    """A model behind the gate."""
+
+    id: str
+    object: Literal["model"] = "model"
+    task: str
+    version: str
+    classes: int
+    max_batch: int
+    ready: bool
+
+
+class ModelDetail(ModelOut):
+    """The same with the names of its classes, in order."""
+
+    labels: list[str]
+
+
+class ModelList(BaseModel):
+    """All models behind the gate."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelOut]
+
+
+class Health(BaseModel):
+    """`ok` or `ready`."""
+
+    status: str
+
+
+class Problem(BaseModel):
+    """A problem document (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    request_id: str
+    results: list[ResultOut] | None = Field(None, description="with no_usable_image: the reason of each image")
+
+
+PROBLEM: dict[str, Any] = {"model": Problem, "content": {"application/problem+json": {}}}
+"""How a problem document is declared on the OpenAPI page."""
