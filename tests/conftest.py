@@ -1,0 +1,75 @@
+"""Servers that are started once for the whole run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.settings import Settings
+from gateway.triton.fake import FakeTriton
+from gateway.triton.local import LocalTriton, LocalTritonError, Ports, find_installation, free_ports
+from tests.servers import ROOT, running_gateway
+
+
+@pytest.fixture
+def fake() -> FakeTriton:
+    """A Triton in memory: ten classes, batches of eight."""
+    return FakeTriton()
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[httpx.Client]:
+    """A client of a gateway with default settings in front of a healthy Triton in memory."""
+    with running_gateway(Settings(), FakeTriton()) as client:
+        client.get("/readyz")
+        yield client
+
+
+@pytest.fixture
+def own_client(fake: FakeTriton) -> Iterator[httpx.Client]:
+    """The same in front of `fake`, which the test may break."""
+    with running_gateway(Settings(), fake) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def probe_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped preprocessor in front of the probe classifier, whose every output is known exactly."""
+    repository = tmp_path_factory.mktemp("repository")
+    shutil.copytree(ROOT / "tests" / "triton" / "models", repository, dirs_exist_ok=True)
+    shipped = ROOT / "model_repository" / "preprocessor"
+    shutil.copytree(shipped, repository / "probe_preprocessor", ignore=shutil.ignore_patterns("configs"))
+    config = (shipped / "config.pbtxt").read_text()
+    config = config.replace('name: "preprocessor"', 'name: "probe_preprocessor"')
+    config = config.replace("classifier/preprocess.json", "probe/preprocess.json").replace("224", "64")
+    (repository / "probe_preprocessor" / "config.pbtxt").write_text(config)
+    return repository
+
+
+@pytest.fixture(scope="session")
+def triton(probe_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
+    """A real Triton with the shipped models and the probe."""
+    try:
+        find_installation()
+    except LocalTritonError as error:
+        pytest.skip(str(error))
+    http, grpc, metrics = free_ports(3)
+    server = LocalTriton(
+        [ROOT / "model_repository", probe_repository],
+        ports=Ports(http, grpc, metrics),
+        log_file=tmp_path_factory.mktemp("triton") / "triton.log",
+    )
+    with server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gate(triton: LocalTriton) -> Iterator[httpx.Client]:
+    """A client of a gateway in front of the real Triton."""
+    with running_gateway(Settings(triton_url=triton.url), None) as client:
+        yield client

@@ -1,0 +1,120 @@
+"""The flow of a request, on the fake Triton."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from gateway.admission import Admission, Deadline
+from gateway.errors import (
+    BadUpstreamResponse,
+    DeadlineExceeded,
+    ImageProblem,
+    Overloaded,
+    UpstreamUnavailable,
+)
+from gateway.images import ImageLimits
+from gateway.inference import Classified, Inference, Question
+from gateway.triton.discovery import Discovery
+from gateway.triton.fake import FakeTriton
+from tests.pictures import encode, noise
+
+T = TypeVar("T")
+PICTURES = [encode(noise(8, 8, seed)) for seed in range(20)]
+ALL = Question(top_k=10)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+async def classify(
+    triton: FakeTriton, files: list[bytes | ImageProblem], seconds: float = 5, max_images: int = 100
+) -> Classified:
+    discovery = Discovery(triton, "ensemble_model", 5)
+    inference = Inference(triton, discovery, Admission(max_images, 10**9), ImageLimits(10**6, 10**6))
+    model = await discovery.get(None)
+    triton.asked.clear()
+    return await inference.classify(files, model, ALL, Deadline.after(seconds))
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 17])
+def test_every_file_has_its_own_answer_in_order(fake: FakeTriton, count: int) -> None:
+    """N files, more than one batch, one outcome each, equal to the answer alone."""
+    answer = run(classify(fake, list(PICTURES[:count])))
+    assert len(answer.outcomes) == count
+    assert sum(rows for rows, _ in fake.asked) == count
+    assert max(rows for rows, _ in fake.asked) <= 8
+    for file, outcome in zip(PICTURES, answer.outcomes, strict=False):
+        expected = fake.probabilities(file)
+        assert not isinstance(outcome, ImageProblem)
+        assert {p.class_id: p.probability for p in outcome} == dict(enumerate(expected.tolist()))
+
+
+def test_a_bad_file_costs_one_item(fake: FakeTriton) -> None:
+    """Problems stay where they are; Triton never sees the bad file."""
+    problem = ImageProblem("invalid_base64", "x")
+    answer = run(classify(fake, [PICTURES[0], b"junk", PICTURES[1], b"", problem]))
+    codes = [x.code if isinstance(x, ImageProblem) else "ok" for x in answer.outcomes]
+    assert codes == ["ok", "unsupported_image", "ok", "empty_image", "invalid_base64"]
+    assert sum(rows for rows, _ in fake.asked) == 2
+
+
+def test_no_good_file_asks_nobody(fake: FakeTriton) -> None:
+    """Triton is not asked for nothing."""
+    answer = run(classify(fake, [b"junk"]))
+    assert len(answer.outcomes) == 1
+    assert fake.asked == []
+
+
+def test_deadline(fake: FakeTriton) -> None:
+    """What cannot be done in time raises, at the time."""
+    async def slow() -> None:
+        discovery = Discovery(fake, "ensemble_model", 5)
+        model = await discovery.get(None)
+        fake.delay = 60
+        inference = Inference(fake, discovery, Admission(10, 10**9), ImageLimits(10**6, 10**6))
+        await inference.classify([PICTURES[0]], model, ALL, Deadline.after(0.05))
+
+    with pytest.raises(DeadlineExceeded):
+        run(slow())
+
+
+def test_nan_is_not_a_label(fake: FakeTriton) -> None:
+    """A model that answers NaN is an error of the upstream."""
+
+    async def broken() -> None:
+        discovery = Discovery(fake, "ensemble_model", 5)
+        model = await discovery.get(None)
+        fake.nan = True
+        inference = Inference(fake, discovery, Admission(10, 10**9), ImageLimits(10**6, 10**6))
+        await inference.classify([PICTURES[0]], model, ALL, Deadline.after(5))
+
+    with pytest.raises(BadUpstreamResponse):
+        run(broken())
+
+
+def test_overload_is_refused_before_triton_is_asked(fake: FakeTriton) -> None:
+    """Work beyond the budget gets no place in Triton's queue."""
+
+    async def crowd() -> list[Classified | BaseException]:
+        discovery = Discovery(fake, "ensemble_model", 5)
+        model = await discovery.get(None)
+        fake.delay = 0.05
+        inference = Inference(fake, discovery, Admission(2, 10**9), ImageLimits(10**6, 10**6))
+        calls = [inference.classify([file], model, ALL, Deadline.after(5)) for file in PICTURES[:5]]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    answers = run(crowd())
+    assert sum(isinstance(a, Classified) for a in answers) == 2
+    assert sum(isinstance(a, Overloaded) for a in answers) == 3
+
+
+def test_triton_gone(fake: FakeTriton) -> None:
+    """A Triton that cannot be reached is said to be so."""
+    fake.failure = UpstreamUnavailable("gone")
+    with pytest.raises(UpstreamUnavailable):
+        run(classify(fake, [PICTURES[0]]))

@@ -1,0 +1,62 @@
+"""Models, liveness, readiness, the page, the documents."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import httpx
+
+from gateway.errors import UpstreamUnavailable
+from gateway.triton.fake import FakeTriton
+
+
+def test_models(client: httpx.Client) -> None:
+    """The list shows what can be named; one model shows its labels in order."""
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["id"] == "ensemble_model"
+    assert (model["task"], model["classes"], model["max_batch"], model["ready"]) == ("classify", 10, 8, True)
+    detail = client.get("/v1/models/ensemble_model").json()
+    assert detail["labels"] == [f"class {i}" for i in range(10)]
+    assert client.get("/v1/models/nope").json()["code"] == "model_not_found"
+
+
+def test_readiness_follows_triton_and_liveness_does_not(own_client: httpx.Client, fake: FakeTriton) -> None:
+    """A Triton that fails its probe makes the gateway unready, not dead; its return is noticed."""
+    assert own_client.get("/readyz").status_code == 200
+    fake.failure = UpstreamUnavailable("gone")
+    time.sleep(1.05)  # a probe's result is good for one second
+    answer = own_client.get("/readyz")
+    assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
+    assert own_client.get("/livez").status_code == 200
+    fake.failure = None
+    time.sleep(1.05)
+    assert own_client.get("/readyz").status_code == 200
+
+
+def test_nan_is_not_ready(own_client: httpx.Client, fake: FakeTriton) -> None:
+    """A model that answers with garbage is not ready, whatever Triton says."""
+    own_client.get("/readyz")
+    fake.nan = True
+    time.sleep(1.05)
+    assert own_client.get("/readyz").json()["code"] == "bad_upstream_response"
+
+
+def test_the_page_asks_no_other_host(client: httpx.Client) -> None:
+    """HTML, style and script are ours, under a policy that allows nothing else."""
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert all(link.startswith("/") for link in links)
+    for link in links:
+        assert client.get(link).status_code == 200
+
+
+def test_openapi(client: httpx.Client) -> None:
+    """The document lists the three forms of a request and its problems."""
+    document = client.get("/openapi.json").json()
+    operation = document["paths"]["/v1/classify"]["post"]
+    assert {"multipart/form-data", "application/json", "image/*"} <= set(operation["requestBody"]["content"])
+    assert {"200", "400", "413", "415", "422", "503", "504"} <= set(operation["responses"])
+    assert client.get("/docs").status_code == 200
