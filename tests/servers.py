@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -60,3 +63,34 @@ def metric(client: httpx.Client, name: str, **labels: str) -> float:
         if series.partition("{")[0] == name and all(f'{k}="{v}"' in series for k, v in labels.items()):
             total += float(value)
     return total
+
+
+@contextmanager
+def tidegate(*arguments: str, **settings: object) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A process of the command, and a client of it once it is alive."""
+    (port,) = free_ports(1)
+    environment = {f"TIDEGATE_{name.upper()}": str(value) for name, value in {"port": port, **settings}.items()}
+    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            wait_for(client, "/livez")
+            yield process, client
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(client: httpx.Client, path: str, seconds: float = 30) -> float:
+    """Until `path` answers 200; how long that took."""
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        try:
+            if client.get(path).status_code == 200:
+                return time.monotonic() - start
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"{path} is not 200 after {seconds} s")

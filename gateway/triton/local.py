@@ -251,7 +251,7 @@ class LocalTriton:
         ]
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as out:
-            self._process = subprocess.Popen(  # noqa: S603  # our own arguments, no shell
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "gateway.triton.leash", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,

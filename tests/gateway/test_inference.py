@@ -72,6 +72,7 @@ def test_no_good_file_asks_nobody(fake: FakeTriton) -> None:
 
 def test_deadline(fake: FakeTriton) -> None:
     """What cannot be done in time raises, at the time."""
+
     async def slow() -> None:
         discovery = Discovery(fake, "ensemble_model", 5)
         model = await discovery.get(None)

@@ -22,7 +22,9 @@ LARGE = PICTURE + bytes(1_500_000)
 FORM = "multipart/form-data; boundary=xBx"
 
 
-def part(content: bytes, disposition: bytes = b'; filename="a.jpg"', name: bytes = b"files", head: bytes = b"") -> bytes:
+def part(
+    content: bytes, disposition: bytes = b'; filename="a.jpg"', name: bytes = b"files", head: bytes = b""
+) -> bytes:
     return (
         b'--xBx\r\nContent-Disposition: form-data; name="' + name + b'"' + disposition + b"\r\n" + head + b"\r\n"
     ) + (content + b"\r\n")

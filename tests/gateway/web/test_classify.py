@@ -25,8 +25,8 @@ def test_three_forms_one_answer(client: httpx.Client) -> None:
     """A form, JSON and a bare body of any type give the same predictions."""
     answers = [classify(client, PICTURE)]
     answers.append(client.post("/v1/classify", json={"images": [{"data": base64.b64encode(PICTURE).decode()}]}))
-    for kind in ("image/jpeg", "application/octet-stream", "text/plain", ""):
-        answers.append(client.post("/v1/classify", content=PICTURE, headers={"content-type": kind}))
+    kinds = ("image/jpeg", "application/octet-stream", "text/plain", "")
+    answers += [client.post("/v1/classify", content=PICTURE, headers={"content-type": kind}) for kind in kinds]
     predictions = [answer.json()["results"][0]["predictions"] for answer in answers]
     assert all(p == predictions[0] for p in predictions)
     assert len(predictions[0]) == 5
