@@ -83,7 +83,7 @@ def report(rounds: Sequence[Round], out: Path, photos: str, count: int) -> None:
         own = [r for r in rounds if r.contender == name]
 
         def middle(field: str, own: Sequence[Round] = own) -> float:
-            return statistics.median(getattr(r, field) for r in own)
+            return float(statistics.median(getattr(r, field) for r in own))
 
         print(
             f"| {name} | {middle('images_per_s'):.0f} | {middle('cpu_ms_per_image'):.1f} "

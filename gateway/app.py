@@ -21,6 +21,7 @@ from gateway.settings import Settings, load_settings
 from gateway.triton import Triton
 from gateway.triton.client import TritonClient
 from gateway.triton.discovery import Discovery
+from gateway.triton.leash import die_with_parent
 from gateway.web import classify, health, models, page, problems
 from gateway.web.gate import Gate
 from gateway.web.middleware import RequestMiddleware
@@ -67,4 +68,6 @@ def worker() -> FastAPI:
     """The factory that each worker process of `tidegate serve` calls."""
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
+    if settings.workers > 1:
+        die_with_parent()
     return create_app(settings)

@@ -43,35 +43,35 @@ class Settings(BaseSettings):
     """Address to listen on. The default is this machine only; containers set 0.0.0.0."""
     port: Port = 8080
     """Port of the gateway."""
-    workers: int = Field(1, ge=1, le=64)
+    workers: int = Field(default=1, ge=1, le=64)
     """Gateway processes. One carries about 1,000 photos a second; they share the port and the metrics."""
 
     triton_url: Annotated[str, AfterValidator(_one_endpoint)] = "localhost:8001"
     """Triton's gRPC endpoint: `host:port`, or `dns:///name:port` to spread over all addresses of a name."""
     default_model: str = "ensemble_model"
     """The model that answers when the caller names none; its probe decides readiness."""
-    probe_interval_s: float = Field(5.0, gt=0, le=60)
+    probe_interval_s: float = Field(default=5.0, gt=0, le=60)
     """Seconds between two probes (a real tiny inference) of a ready Triton; every 0.5 s while it is not ready."""
 
-    max_body_bytes: int = Field(64 * MIB, ge=1)
+    max_body_bytes: int = Field(default=64 * MIB, ge=1)
     """Largest request body, in bytes."""
-    max_file_bytes: int = Field(20 * MIB, ge=1)
+    max_file_bytes: int = Field(default=20 * MIB, ge=1)
     """Largest single image file, in bytes."""
-    max_images: int = Field(256, ge=1)
+    max_images: int = Field(default=256, ge=1)
     """Most images in one request."""
-    max_pixels: int = Field(64_000_000, ge=1)
+    max_pixels: int = Field(default=64_000_000, ge=1)
     """Largest picture, in pixels, read from its header before anything is decoded."""
-    request_timeout_s: float = Field(10.0, gt=0, le=600)
+    request_timeout_s: float = Field(default=10.0, gt=0, le=600)
     """Seconds from the last byte of the body to the answer; a caller may ask for less by X-Request-Timeout."""
-    body_idle_timeout_s: float = Field(20.0, gt=0, le=600)
+    body_idle_timeout_s: float = Field(default=20.0, gt=0, le=600)
     """Longest silence of a client in the middle of a body, in seconds."""
-    keep_alive_s: int = Field(75, ge=1, le=3600)
+    keep_alive_s: int = Field(default=75, ge=1, le=3600)
     """Seconds that an idle connection is kept: longer than the usual 60 s of load balancers."""
-    shutdown_grace_s: int = Field(30, ge=0, le=600)
+    shutdown_grace_s: int = Field(default=30, ge=0, le=600)
     """Seconds that requests in flight may take to finish after SIGTERM."""
     max_in_flight_images: int = Field(default_factory=lambda: max(512, 128 * cores()), ge=1)
     """Images admitted at one time in one worker; more are `overloaded`. Default: 128 a processor, at least 512."""
-    max_in_flight_bytes: int = Field(512 * MIB, ge=1)
+    max_in_flight_bytes: int = Field(default=512 * MIB, ge=1)
     """Bytes of image files admitted at one time in one worker."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "plain"] = "auto"
     """`json` for machines, `plain` for people, `auto` for plain on a terminal."""
     access_log: bool = False
-    """Log a line for every request; without it only answers of 500 and above are logged."""
+    """Log a line for every request; without it only failures of this side (500 and above) are logged."""
 
     model_repository: Path = Path("model_repository")
     """Where `tidegate up` finds the models of the embedded Triton."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from build_engines import build_default
 from gateway.settings import Settings
 from gateway.triton.fake import FakeTriton
 from gateway.triton.local import LocalTriton, LocalTritonError, Ports, find_installation, free_ports
@@ -57,6 +58,7 @@ def triton(probe_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         find_installation()
     except LocalTritonError as error:
         pytest.skip(str(error))
+    build_default(ROOT / "model_repository", say=lambda line: None)
     http, grpc, metrics = free_ports(3)
     server = LocalTriton(
         [ROOT / "model_repository", probe_repository],

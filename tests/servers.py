@@ -10,10 +10,11 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import uvicorn
 
 from gateway.app import create_app
@@ -79,6 +80,9 @@ def tidegate(*arguments: str, **settings: object) -> Iterator[tuple[subprocess.P
             wait_for(client, "/livez")
             yield process, client
     finally:
+        with suppress(psutil.NoSuchProcess):  # killed workers and Tritons would hold the pipes open
+            for each in psutil.Process(process.pid).children(recursive=True):
+                each.kill()
         process.kill()
         process.communicate()
 

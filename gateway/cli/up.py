@@ -73,7 +73,7 @@ def _greet(settings: Settings, triton: LocalTriton, samples: Path, start: float)
         if time.monotonic() > deadline:
             _say(f"Still not ready after {READY_TIMEOUT_S:.0f} s. {triton.reasons()} Triton's log: {triton.log_file}")
             deadline = float("inf")
-        time.sleep(0.1)
+        time.sleep(0.2)
     _say(f"Ready after {time.monotonic() - start:.1f} s.")
     photos = sorted(p for p in samples.glob("*") if p.suffix.lower() in (".jpg", ".jpeg", ".png", ".webp"))
     if photos:

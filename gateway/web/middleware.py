@@ -63,7 +63,7 @@ class RequestMiddleware:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         metrics.REQUESTS.labels(route, method, status).inc()
         metrics.REQUEST_SECONDS.labels(route).observe(seconds)
-        if self._access_log or status >= 500:
+        if self._access_log:
             extra = {"method": method, "route": route, "status": status, "ms": round(seconds * 1000, 2)}
             log.info("request", extra=extra)
 

@@ -63,13 +63,19 @@ async def on_tidegate_error(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     if STATUS[error.code] >= 500:
         log.warning(error.detail, extra={"code": error.code, "reason": error.private or "-"})
+    answer = problem_of(error)
+    if request.scope["state"].get("body_unread"):
+        answer.headers["Connection"] = "close"  # what is left of the body must not be taken for the next request
+    return answer
+
+
+def problem_of(error: TidegateError) -> Response:
+    """The problem document of an error; a 503 says when to come again."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(math.ceil(error.retry_after))
     elif isinstance(error, UpstreamError) and STATUS[error.code] == 503:
         headers["Retry-After"] = str(UPSTREAM_RETRY_AFTER_S)
-    if request.scope.get("state", {}).get("body_unread"):
-        headers["Connection"] = "close"  # what is left of the body must not be taken for the next request
     if isinstance(error, NoUsableImage):
         return problem(error.code, error.title, error.detail, headers=headers, results=error.results)
     return problem(error.code, error.title, error.detail, headers=headers)

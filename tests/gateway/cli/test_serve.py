@@ -51,9 +51,9 @@ def test_metrics_are_exact_over_workers(triton: LocalTriton) -> None:
     with tidegate("serve", triton_url=triton.url, workers=2) as (process, client):
         wait_for(client, "/readyz")
         for _ in range(20):  # a new connection each: any worker may get it
-            assert httpx.post(f"{client.base_url}v1/classify", content=PICTURE).status_code == 200
+            assert httpx.post(f"{client.base_url}/v1/classify", content=PICTURE).status_code == 200
         for _ in range(5):
-            answer = httpx.get(f"{client.base_url}metrics")
+            answer = httpx.get(f"{client.base_url}/metrics")
             assert answer.status_code == 200
         assert metric(client, "tidegate_images_total", outcome="ok") == 20
         assert metric(client, "tidegate_in_flight_images") == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import importlib.util
 import os
 import platform
 import signal
@@ -28,7 +30,7 @@ from gateway.triton.local import LocalTriton, LocalTritonError, Ports, free_port
         (platform, "libc_ver", lambda: ("glibc", "2.31"), "glibc 2.35"),
         (metadata, "version", lambda name: "2.1.0", "pip install 'numpy<2'"),
         (sys, "version_info", (3, 13, 0, "final", 0), "3.10 to 3.12"),
-        (local.importlib.util, "find_spec", lambda name: None, "pip install 'tidegate"),
+        (importlib.util, "find_spec", lambda name: None, "pip install 'tidegate"),
     ],
 )
 def test_what_is_missing_is_said_with_its_remedy(
@@ -45,7 +47,7 @@ def test_a_python_without_a_shared_library(monkeypatch: pytest.MonkeyPatch, tmp_
     """A statically built interpreter is recognised, and the package to install named."""
     monkeypatch.setattr(sysconfig, "get_config_var", lambda name: str(tmp_path))
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
-    monkeypatch.setattr(local.ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
     with pytest.raises(LocalTritonError, match="apt-get install libpython3"):
         local.find_installation()
 

@@ -5,15 +5,17 @@ gives NaN.
 """
 
 import time
+from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # lives in Triton
 
 
 class TritonPythonModel:
     """Triton's entry point."""
 
-    def execute(self, requests):
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response for each request."""
         responses = []
         for request in requests:
             pixels = pb_utils.get_input_tensor_by_name(request, "PREPROCESSED_IMAGE").as_numpy().astype(np.float32)
