@@ -9,18 +9,25 @@ BIN    := $(VENV)/bin
 help:  ## this list
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
+PIP_INSTALL := pip install --quiet --disable-pip-version-check -c constraints.txt
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' \
 	  || { echo "Python 3.10 to 3.12 is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	@echo "Installing into $(VENV) (about 400 MB, once) …"
+	@echo "Installing into $(VENV), once …"
 	@$(PYTHON) -m venv $(VENV) || { echo "No virtual environment could be made: apt-get install python3-venv"; exit 1; }
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,build,dev]'
+	@$(BIN)/$(PIP_INSTALL) -e '.[local,build]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what tests and linters need …"
+	@$(BIN)/$(PIP_INSTALL) -e '.[local,build,dev]'
 	@touch $@
 
 up: $(VENV)/.installed  ## a real Triton and the gateway, on this machine, without a GPU
 	@exec $(BIN)/tidegate up
 
-test: $(VENV)/.installed  ## every test that needs no GPU, on a real Triton
+test: $(VENV)/.installed-dev  ## every test that needs no GPU, on a real Triton
 	$(BIN)/python -m pytest
 
 test-torch: $(VENV)-torch/.installed  ## the default model against the original network (needs torch)
@@ -28,19 +35,21 @@ test-torch: $(VENV)-torch/.installed  ## the default model against the original 
 
 $(VENV)-torch/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)-torch
-	@$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build,dev,torch]' pillow
+	@$(VENV)-torch/bin/$(PIP_INSTALL) -e '.[local,build,dev,torch]'
 	@touch $@
 
-lint: $(VENV)/.installed  ## formatter, linter, type checker
+lint: $(VENV)/.installed-dev  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy model_repository/preprocessor/1
+	$(BIN)/mypy tests/triton/models/probe/1/model.py
 
-format: $(VENV)/.installed  ## what the formatter and the linter can mend by themselves
+format: $(VENV)/.installed-dev  ## what the formatter and the linter can mend by themselves
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.installed  ## the benchmark suite
+bench: $(VENV)/.installed-dev  ## the benchmark suite
 	$(BIN)/python -m benchmarks
 
 constraints:  ## pin what is installed, afresh, for every Python

@@ -6,11 +6,11 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from gateway.observe import logging as logs
 from gateway.settings import Settings, load_settings
 from gateway.triton.local import LocalTriton, LocalTritonError, Ports, check_port_free
 
-READY_TIMEOUT_S = 60.0
+PATIENCE_S = 10.0
 SAMPLES = Path(__file__).parents[2] / "examples" / "photos"
 
 
@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; 0 after a clean stop, 1 with a sentence when something is missing."""
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also before the gateway has its own handlers
     try:
         check_port_free(settings.host, settings.port, "TIDEGATE_PORT")
         _build_default_model(settings.model_repository)
@@ -43,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     except LocalTritonError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 0
 
 
 def _build_default_model(repository: Path) -> None:
@@ -59,20 +62,21 @@ def _serve_with_triton(settings: Settings, samples: Path) -> int:
     start = time.monotonic()
     with LocalTriton([settings.model_repository], ports=ports) as triton:
         _say(f"Triton is starting on ports {ports.http}, {ports.grpc}, {ports.metrics}; its log: {triton.log_file}")
+        triton.wait_ready()
         os.environ["TIDEGATE_TRITON_URL"] = triton.url  # workers read their settings from the environment
-        greeter = threading.Thread(target=_greet, args=(settings, triton, samples, start), daemon=True)
-        greeter.start()
+        threading.Thread(target=_greet, args=(settings, triton, samples, start), daemon=True).start()
         return serve(load_settings())
 
 
 def _greet(settings: Settings, triton: LocalTriton, samples: Path, start: float) -> None:
     """Waits until the gateway is ready, shows what it makes of the sample photos, and says where it is."""
-    base = f"http://{'127.0.0.1' if settings.host in ('0.0.0.0', '::') else settings.host}:{settings.port}"  # noqa: S104
-    deadline = time.monotonic() + READY_TIMEOUT_S
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
+    base = f"http://{host}:{settings.port}"
+    patience = time.monotonic() + PATIENCE_S
     while not _answers(f"{base}/readyz"):
-        if time.monotonic() > deadline:
-            _say(f"Still not ready after {READY_TIMEOUT_S:.0f} s. {triton.reasons()} Triton's log: {triton.log_file}")
-            deadline = float("inf")
+        if time.monotonic() > patience:
+            _say(f"The model is not ready. {triton.reasons()} Triton's log: {triton.log_file}")
+            patience = float("inf")  # said once; it may be mended while we run
         time.sleep(0.2)
     _say(f"Ready after {time.monotonic() - start:.1f} s.")
     photos = sorted(p for p in samples.glob("*") if p.suffix.lower() in (".jpg", ".jpeg", ".png", ".webp"))
@@ -89,7 +93,7 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  # our own address
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except OSError:
         return False
 
 

@@ -1,0 +1,119 @@
+"""Triton's Python backend: encoded image files → PREPROCESSED_IMAGE and IMAGE_STATUS.
+
+Tensors and status codes are in README.md of the model repository; the pixels are `imaging.py`'s work.
+"""
+
+import importlib.util
+import io
+import json
+import os
+import sys
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # lives in Triton's backend folder
+from PIL import Image
+
+if TYPE_CHECKING:
+    import imaging
+else:  # by path: the name could be anyone's on the path that Triton's stub gives us
+    _spec = importlib.util.spec_from_file_location("tidegate_imaging", Path(__file__).with_name("imaging.py"))
+    imaging = sys.modules["tidegate_imaging"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(imaging)
+
+DEFAULT_MAX_PIXELS = 64_000_000  # 64 megapixels, as the HTTP contract says
+
+
+class TritonPythonModel:
+    """One process of Triton; all images of all requests that it is handed at once share one pool of threads."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the configuration and the recipe; raises RuntimeError or ValueError that says what is wrong."""
+        if int(np.__version__.split(".")[0]) >= 2:
+            raise RuntimeError(
+                f"numpy {np.__version__} is installed, but Triton's Python backend up to 2.51 reads the arrays of "
+                "numpy 2 as 0xFF bytes, without an error; install numpy<2"
+            )
+        config: dict[str, Any] = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        recipe_file = Path(args["model_repository"]).parent / parameters["preprocess"]
+        self._recipe = imaging.Recipe.from_json(recipe_file.read_text())
+        size = self._recipe.size
+        (pixels,) = (output for output in config["output"] if output["name"] == "PREPROCESSED_IMAGE")
+        if [int(side) for side in pixels["dims"]] != [size, size, 3]:
+            raise ValueError(f"config.pbtxt promises {pixels['dims']}, {parameters['preprocess']} makes {size}")
+        for kind in ("JPEG", "PNG"):  # else libraries that do not fit together would pass for corrupt images
+            imaging.preprocess(_sample(kind), self._recipe, max_pixels=DEFAULT_MAX_PIXELS)
+        self._max_pixels = _positive(parameters, "max_pixels", DEFAULT_MAX_PIXELS)
+        self._pool = ThreadPoolExecutor(_positive(parameters, "threads", len(os.sched_getaffinity(0))), "preprocess")
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response per request, in order. A bad image is a status, bad tensors are an error of that request."""
+        answers = [self._start(request) for request in requests]
+        return [answer.response() if isinstance(answer, _Answer) else answer for answer in answers]
+
+    def finalize(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown()
+
+    def _start(self, request: Any) -> "_Answer | Any":
+        files = pb_utils.get_input_tensor_by_name(request, "RAW_IMAGE").as_numpy()
+        lengths = pb_utils.get_input_tensor_by_name(request, "IMAGE_LENGTH").as_numpy()
+        if files.dtype != np.uint8 or files.ndim != 2 or lengths.shape != (len(files), 1):
+            words = f"RAW_IMAGE {files.dtype} {files.shape} and IMAGE_LENGTH {lengths.shape} do not fit together"
+            return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(words))
+        answer = _Answer(len(files), self._recipe.size)
+        answer.work = [
+            self._pool.submit(self._preprocess, file, int(length), answer.pixels[i], answer.statuses[i])
+            for i, (file, length) in enumerate(zip(files, lengths[:, 0], strict=True))
+        ]
+        return answer
+
+    def _preprocess(
+        self, file: npt.NDArray[np.uint8], length: int, pixels: npt.NDArray[np.uint8], status: npt.NDArray[np.int32]
+    ) -> None:
+        if not 0 <= length <= len(file):
+            status[0] = imaging.Status.CORRUPT
+            return
+        try:
+            # a view: neither are the bytes copied, nor does a decoder see the padding behind them
+            pixels[:] = imaging.preprocess(file.data[:length], self._recipe, max_pixels=self._max_pixels)
+        except imaging.ImageError as error:
+            status[0] = error.status
+
+
+class _Answer:
+    """The outputs of one request, while they are being filled."""
+
+    def __init__(self, images: int, size: int) -> None:
+        self.pixels = np.zeros((images, size, size, 3), np.uint8)
+        self.statuses = np.full((images, 1), imaging.Status.OK, np.int32)
+        self.work: Iterable[Future[None]] = ()
+
+    def response(self) -> Any:
+        try:
+            for future in self.work:
+                future.result()
+        except Exception as error:  # a mistake of ours, as images raise ImageError only; it costs one request
+            pb_utils.Logger.log_error(f"preprocessor: {error!r}")
+            return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError("preprocessing failed"))
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor("PREPROCESSED_IMAGE", self.pixels), pb_utils.Tensor("IMAGE_STATUS", self.statuses)]
+        )
+
+
+def _sample(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48), "gray").save(file, kind)
+    return file.getvalue()
+
+
+def _positive(parameters: dict[str, str], key: str, default: int) -> int:
+    text = parameters.get(key, str(default))
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError(f"config.pbtxt: parameter {key} must be a whole number above 0, not {text!r}")
+    return int(text)

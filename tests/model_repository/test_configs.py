@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
+CONFIGS = sorted(REPOSITORY.rglob("*.pbtxt"))
+
+each_config = pytest.mark.parametrize("path", CONFIGS, ids=[str(path.relative_to(REPOSITORY)) for path in CONFIGS])
+
+
+def parse(path: Path) -> Any:
+    """The configuration, read as strictly as Triton reads it."""
+    return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+
+
+def model_of(path: Path) -> Path:
+    """The folder of the model that a configuration belongs to."""
+    return path.parent if path.name == "config.pbtxt" else path.parents[1]
+
+
+def interface(tensors: Any) -> dict[str, tuple[int, list[int]]]:
+    """Names, types and dimensions of some inputs or outputs."""
+    return {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in tensors}
+
+
+def test_every_model_has_a_configuration() -> None:
+    """The classifier has one for the GPU server and one for the CPU."""
+    assert REPOSITORY / "classifier" / "config.pbtxt" in CONFIGS
+    assert REPOSITORY / "classifier" / "configs" / "cpu.pbtxt" in CONFIGS
+
+
+@each_config
+def test_a_configuration_is_one_for_triton(path: Path) -> None:
+    """Every field exists and has a value that Triton's own definition allows; the name is the folder's."""
+    assert parse(path).name == model_of(path).name
+
+
+@each_config
+def test_variants_of_a_model_have_one_interface(path: Path) -> None:
+    """Where a model runs makes no difference to what it takes and gives."""
+    main, variant = parse(model_of(path) / "config.pbtxt"), parse(path)
+    assert interface(variant.input) == interface(main.input)
+    assert interface(variant.output) == interface(main.output)
+
+
+@each_config
+def test_labels_are_named_where_they_are(path: Path) -> None:
+    """A file of labels that a configuration names is there, with a line for each class."""
+    for output in parse(path).output:
+        if output.label_filename:
+            labels = (model_of(path) / output.label_filename).read_text()
+            assert labels.count("\n") == output.dims[-1]
+
+
+@each_config
+def test_a_step_drops_what_is_late(path: Path) -> None:
+    """A step that gathers requests rejects those whose time is up, and a request may set its own time."""
+    config = parse(path)
+    if config.HasField("dynamic_batching"):
+        policy = config.dynamic_batching.default_queue_policy
+        assert policy.timeout_action == model_config_pb2.ModelQueuePolicy.REJECT
+        assert policy.default_timeout_microseconds > 0
+        assert policy.allow_timeout_override
+
+
+@each_config
+def test_an_ensemble_has_no_warmup_of_its_own(path: Path) -> None:
+    """Triton does not load an ensemble with `model_warmup`: its steps have it."""
+    config = parse(path)
+    assert not (config.platform == "ensemble" and config.model_warmup)
+
+
+def test_the_classifier_takes_pixels_and_gives_probabilities() -> None:
+    """UINT8 pixels of 224 × 224 in, a thousand named probabilities out, on both kinds of server."""
+    config = parse(REPOSITORY / "classifier" / "config.pbtxt")
+    assert interface(config.input) == {"PREPROCESSED_IMAGE": (model_config_pb2.TYPE_UINT8, [224, 224, 3])}
+    assert interface(config.output) == {"CLASSIFICATION": (model_config_pb2.TYPE_FP32, [1000])}
+
+
+def test_the_classifier_on_the_cpu_is_one_instance() -> None:
+    """One process uses all cores; two would take them from each other."""
+    (group,) = parse(REPOSITORY / "classifier" / "configs" / "cpu.pbtxt").instance_group
+    assert (group.count, group.kind) == (1, model_config_pb2.ModelInstanceGroup.KIND_CPU)

@@ -1,0 +1,266 @@
+"""A damaged file is an error of its own kind, never a made-up picture, and never anything but an ImageError."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.model_repository.picture_files import (
+    CORRUPT,
+    EMPTY,
+    OK,
+    TOO_LARGE,
+    UNSUPPORTED,
+    decode,
+    flat,
+    png,
+    png_chunk,
+    scene,
+    status_of,
+)
+from tests.pictures import encode
+
+
+def _files() -> dict[str, bytes]:
+    picture, second = scene(), scene(seed=1)
+    many: dict[str, Any] = {"save_all": True, "append_images": [second]}
+    return {
+        "JPEG": encode(picture, "JPEG", quality=90),
+        "JPEG progressive": encode(picture, "JPEG", progressive=True),
+        "JPEG with restarts": encode(picture, "JPEG", restart_marker_rows=1),
+        "JPEG grey": encode(picture.convert("L"), "JPEG"),
+        "JPEG CMYK": encode(picture.convert("CMYK"), "JPEG"),
+        "PNG": encode(picture, "PNG"),
+        "PNG palette": encode(picture.quantize(16), "PNG"),
+        "APNG": encode(picture, "PNG", **many),
+        "WebP": encode(picture, "WEBP", quality=80),
+        "WebP lossless": encode(picture, "WEBP", lossless=True),
+        "WebP animated": encode(picture, "WEBP", **many),
+        "GIF": encode(picture, "GIF"),
+        "GIF animated": encode(picture, "GIF", **many),
+        "BMP": encode(picture.resize((97, 64)), "BMP"),
+        "BMP palette": encode(picture.quantize(16), "BMP"),
+        "TIFF": encode(picture, "TIFF"),
+        "AVIF": encode(picture, "AVIF"),
+    }
+
+
+FILES = _files()
+# libtiff leaves odds and ends behind the last strip: cut these in the middle, not near the end
+COMPRESSED_TIFFS = {
+    method: encode(scene(), "TIFF", compression=method) for method in ("tiff_lzw", "tiff_adobe_deflate", "jpeg")
+}
+each_file = pytest.mark.parametrize("name", FILES)
+
+
+@each_file
+def test_a_file_cut_anywhere_is_corrupt(name: str) -> None:
+    """Half of it, most of it, all but its last two bytes or its last one."""
+    whole = FILES[name]
+    for length in (len(whole) // 4, len(whole) // 2, len(whole) * 9 // 10, len(whole) - 2, len(whole) - 1):
+        assert status_of(whole[:length]) == CORRUPT, length
+
+
+@pytest.mark.parametrize("method", COMPRESSED_TIFFS)
+def test_a_compressed_tiff_cut_at_half_is_corrupt(method: str) -> None:
+    """With nothing behind the cut, and with zeros."""
+    whole = COMPRESSED_TIFFS[method]
+    assert status_of(whole) == OK
+    assert status_of(whole[: len(whole) // 2]) == CORRUPT
+    assert status_of(whole[: len(whole) // 2] + bytes(50_000)) == CORRUPT
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in ("BMP", "BMP palette", "TIFF")])
+def test_zeros_do_not_make_a_cut_file_whole(name: str) -> None:
+    """A file cut at half and filled up with zeros is corrupt; only plain rows of pixels can hide it."""
+    half = FILES[name][: len(FILES[name]) // 2]
+    assert status_of(half + bytes(len(half))) == CORRUPT
+    assert status_of(half + bytes(50_000)) == CORRUPT
+
+
+@each_file
+def test_what_follows_a_whole_file_does_not_matter(name: str) -> None:
+    """1.5 MB of zeros, or a second file, behind the end change no pixel."""
+    want = decode(FILES[name])
+    for junk in (bytes(1_500_000), b"\xff\xd8\xff and so on", FILES["JPEG"]):
+        assert (decode(FILES[name] + junk) == want).all()
+
+
+def test_files_that_end_in_zeros_are_whole() -> None:
+    """Black pixels are zeros, and belong to the picture."""
+    for kind in ("BMP", "TIFF"):
+        assert not decode(encode(flat("black", size=(64, 64)), kind)).any()
+    for side in (16, 500):
+        assert not decode(encode(flat("black", size=(side, side)), "WEBP")).any()
+
+
+JPEG = FILES["JPEG"]
+SCAN = JPEG.index(b"\xff\xda")
+PIXELS = SCAN + 2 + int.from_bytes(JPEG[SCAN + 2 : SCAN + 4], "big")
+
+
+def test_damaged_coded_pixels_are_corrupt() -> None:
+    """A hole of zeros in a JPEG's coded pixels, with its end in place, is noticed."""
+    for middle in (PIXELS + 400, len(JPEG) - 600):
+        assert status_of(JPEG[:middle] + bytes(500) + JPEG[middle + 500 :]) == CORRUPT
+
+
+@pytest.mark.parametrize(
+    "odd",
+    {
+        "bytes before a segment": JPEG[:SCAN] + b"\1\2\3" + JPEG[SCAN:],
+        "another JFIF revision": JPEG.replace(b"JFIF\0\1", b"JFIF\0\2"),
+        "spectral range of a progressive file": JPEG[: PIXELS - 3] + b"\0\0\0" + JPEG[PIXELS:],
+        "two zeros before the end": JPEG[:-2] + bytes(2) + JPEG[-2:],
+        "many zeros before the end": JPEG[:-2] + bytes(4096) + JPEG[-2:],
+        "fill bytes before the end": JPEG[:-2] + b"\xff" * 9 + JPEG[-2:],
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_oddities_that_touch_no_pixel_are_accepted(odd: tuple[str, bytes]) -> None:
+    """libjpeg warns of these; the pixels are those of the clean file."""
+    assert (decode(odd[1]) == decode(JPEG)).all()
+
+
+def test_a_harmless_oddity_hides_no_damage() -> None:
+    """libjpeg reports its first warning only; a file with an odd header and a hole is corrupt."""
+    odd = JPEG[:SCAN] + b"\1\2\3" + JPEG[SCAN:]
+    assert status_of(odd[:-600] + bytes(598) + odd[-2:]) == CORRUPT
+    assert status_of(odd[:-2]) == CORRUPT
+
+
+@pytest.mark.parametrize("chunk", [b"IHDR", b"IDAT", b"IEND"])
+def test_a_wrong_crc_in_a_png_is_corrupt(chunk: bytes) -> None:
+    """Of the header, the pixels and the end alike."""
+    blob = bytearray(encode(scene(), "PNG"))
+    at = blob.index(chunk)
+    length = int.from_bytes(blob[at - 4 : at], "big")
+    blob[at + 4 + length] ^= 1
+    assert status_of(bytes(blob)) == CORRUPT
+
+
+@pytest.mark.parametrize("rows", [0, 4, 7])
+def test_a_png_with_too_few_rows_is_corrupt(rows: int) -> None:
+    """All checksums are right, but pixels are not there; a black picture with all its rows is fine."""
+    assert status_of(png(8, 8, 8, 0, (b"\0" + b"\x7f" * 8) * rows)) == CORRUPT
+    assert status_of(png(8, 8, 8, 0, bytes(9 * 8))) == OK
+
+
+@pytest.mark.parametrize(("size", "coded"), [((1, 1), 4), ((5, 3), 52), ((8, 8), 207)])
+def test_an_interlaced_black_png_is_whole(size: tuple[int, int], coded: int) -> None:
+    """Its seven passes are counted right: one byte less is too little."""
+    for length, status in ((coded, OK), (coded - 1, CORRUPT)):
+        blob = bytearray(png(*size, 8, 2, bytes(length)))
+        blob[28] = 1
+        blob[29:33] = struct.pack(">I", zlib.crc32(blob[12:29]))
+        assert status_of(bytes(blob)) == status
+
+
+@pytest.mark.parametrize(
+    ("blob", "status"),
+    {
+        "empty": (b"", EMPTY),
+        "one byte": (b"\xff", UNSUPPORTED),
+        "zeros": (bytes(5000), UNSUPPORTED),
+        "text": (b"BMW is a car, and RIFF a word", UNSUPPORTED),
+        "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg' width='1' height='1'/>", UNSUPPORTED),
+        "HTML": (b"<!doctype html><title>access denied</title>", UNSUPPORTED),
+        "PDF": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", UNSUPPORTED),
+        "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", UNSUPPORTED),
+        "HEIC": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64), UNSUPPORTED),
+        "HEIC of any kind": (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(64), UNSUPPORTED),
+        "AVIF without pixels": (b"\0\0\0\x18ftypmif1\0\0\0\0mif1avif" + bytes(64), CORRUPT),
+        "WAV": (b"RIFF\x24\0\0\0WAVEfmt " + bytes(28), UNSUPPORTED),
+        "ICO": (encode(flat("red"), "ICO"), UNSUPPORTED),
+        "PPM": (encode(flat("red"), "PPM"), UNSUPPORTED),
+        "JPEG 2000": (encode(flat("red"), "JPEG2000"), UNSUPPORTED),
+        "JPEG of 12 bits": (JPEG.replace(b"\xff\xc0\0\x11\x08", b"\xff\xc0\0\x11\x0c"), UNSUPPORTED),
+        "only a JPEG's first bytes": (b"\xff\xd8\xff", CORRUPT),
+    }.values(),
+)
+def test_bytes_that_are_no_usable_image(blob: bytes, status: int) -> None:
+    """Each kind has its status; what is not taken is never opened."""
+    assert status_of(blob) == status
+
+
+def _bombs() -> dict[str, bytes]:
+    header = struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0)
+    frame = JPEG.index(b"\xff\xc0")
+    size = struct.pack(">HH", 20000, 20000)
+    canvas = b"VP8X\x0a\0\0\0" + bytes(4) + (19999).to_bytes(3, "little") * 2
+    return {
+        "PNG header": b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header),
+        "PNG": encode(Image.new("1", (4096, 4096)), "PNG"),
+        "JPEG header": JPEG[: frame + 5] + size + JPEG[frame + 9 : frame + 19],
+        "JPEG": JPEG[: frame + 5] + size + JPEG[frame + 9 :],
+        "WebP": b"RIFF" + struct.pack("<I", 4 + len(canvas)) + b"WEBP" + canvas,
+        "GIF header": b"GIF89a" + struct.pack("<HH", 20000, 20000) + b"\0\0\0",
+        "BMP header": encode(flat("red"), "BMP").replace(struct.pack("<ii", 16, 12), struct.pack("<ii", 20000, 20000)),
+        "TIFF": encode(Image.new("1", (4096, 4096)), "TIFF", compression="group4"),
+        "AVIF": encode(flat("red", size=(1100, 1000)), "AVIF", speed=10),
+    }
+
+
+@pytest.mark.parametrize("blob", _bombs().items(), ids=lambda item: item[0])
+def test_pixels_are_counted_before_decoding(blob: tuple[str, bytes]) -> None:
+    """A header that promises too many pixels is enough, and costs no memory, however often."""
+    assert status_of(blob[1]) == TOO_LARGE
+    tracemalloc.start()
+    for _ in range(100):
+        assert status_of(blob[1]) == TOO_LARGE
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_the_limit_itself_is_allowed() -> None:
+    """max_pixels pixels are taken, one more is not."""
+    blob = encode(flat("red", size=(40, 25)), "PNG")
+    assert status_of(blob, 1000) == OK
+    assert status_of(blob, 999) == TOO_LARGE
+
+
+def _damaged(blob: bytes, rng: np.random.Generator) -> bytes:
+    """A few bytes changed, half of the time among the first 300, and sometimes the end cut off."""
+    out = bytearray(blob)
+    for at in rng.integers(0, len(out) if rng.random() < 0.5 else min(300, len(out)), rng.integers(1, 8)):
+        out[at] = rng.integers(0, 256)
+    return bytes(out[: rng.integers(0, len(out))] if rng.random() < 0.2 else out)
+
+
+@pytest.mark.parametrize("name", [*FILES, *COMPRESSED_TIFFS])
+def test_damage_gives_a_picture_or_an_image_error(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing else is raised, and neither a warning nor a line is printed, also not by C libraries."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    whole = FILES.get(name) or COMPRESSED_TIFFS[name]
+    for _ in range(60):
+        assert status_of(_damaged(whole, rng)) in (OK, UNSUPPORTED, CORRUPT, TOO_LARGE)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_noise_behind_every_signature_is_an_image_error() -> None:
+    """Random bytes that start like an image are refused."""
+    rng = np.random.default_rng(0)
+    for whole in FILES.values():
+        for length in (16, 200, 3000):
+            assert status_of(whole[:16] + rng.bytes(length)) != OK
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """Whole and damaged files on eight threads give what they give alone, and leave the filters of warnings alone."""
+    before = list(warnings.filters)
+    blobs = [*FILES.values(), *COMPRESSED_TIFFS.values()] * 8
+    blobs = [blob if i % 3 else blob[: len(blob) // 2] for i, blob in enumerate(blobs)]
+    alone = [status_of(blob) or decode(blob).tobytes() for blob in blobs]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda blob: status_of(blob) or decode(blob).tobytes(), blobs))
+    assert together == alone
+    assert warnings.filters == before

@@ -1,0 +1,218 @@
+"""The preprocessor's handling of requests, driven without Triton; tests/triton drives it in the real one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
+from tests.model_repository.picture_files import CORRUPT, EMPTY, OK, PREPROCESSOR, TOO_LARGE, UNSUPPORTED, load_by_path
+from tests.model_repository.picture_files import flat as picture_of
+from tests.pictures import encode
+
+REPOSITORY = PREPROCESSOR.parents[1]
+
+
+@dataclass
+class Tensor:
+    """The few lines of Triton's Tensor that a model uses."""
+
+    name: str
+    array: npt.NDArray[Any]
+
+    def as_numpy(self) -> npt.NDArray[Any]:
+        return self.array
+
+
+@dataclass
+class InferenceResponse:
+    output_tensors: list[Tensor]
+    error: str | None = None
+
+    def tensor(self, name: str) -> npt.NDArray[Any]:
+        (found,) = (t for t in self.output_tensors if t.name == name)
+        return found.array
+
+
+@dataclass
+class Logger:
+    lines: list[str] = field(default_factory=list)
+
+    def log_error(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def stand_in() -> ModuleType:
+    module = ModuleType("triton_python_backend_utils")
+    found = {"Tensor": Tensor, "InferenceResponse": InferenceResponse, "TritonError": str, "Logger": Logger()}
+    vars(module).update(found, get_input_tensor_by_name=lambda request, name: request[name])
+    return module
+
+
+def parse(path: Path) -> Any:
+    return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+
+
+def arguments(**parameters: str) -> dict[str, str]:
+    """What Triton hands to initialize(), from the shipped config.pbtxt."""
+    message = text_format.Parse(
+        (REPOSITORY / "preprocessor" / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    config = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    config["parameters"].update({key: {"string_value": value} for key, value in parameters.items()})
+    return {
+        "model_config": json.dumps(config),
+        "model_repository": str(REPOSITORY / "preprocessor"),
+        "model_version": "1",
+        "model_name": "preprocessor",
+    }
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module model.py with a stand-in for what Triton's stub provides."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
+    return load_by_path(PREPROCESSOR / "model.py", "preprocessor_under_test")
+
+
+@pytest.fixture
+def model(code: Any) -> Iterator[Any]:
+    model = code.TritonPythonModel()
+    model.initialize(arguments(threads="2", max_pixels="10000"))
+    yield model
+    model.finalize()
+
+
+def request(*files: bytes, lengths: list[int] | None = None) -> dict[str, Tensor]:
+    """Files padded with zeros to the longest of this request, and their true lengths unless others are given."""
+    raw = np.zeros((len(files), max(map(len, files), default=0)), np.uint8)
+    for row, file in zip(raw, files, strict=True):
+        row[: len(file)] = np.frombuffer(file, np.uint8)
+    true = np.array(lengths or [len(file) for file in files], np.int32).reshape(-1, 1)
+    return {"RAW_IMAGE": Tensor("RAW_IMAGE", raw), "IMAGE_LENGTH": Tensor("IMAGE_LENGTH", true)}
+
+
+RED, BLUE = (encode(picture_of(colour), "PNG") for colour in ("red", "blue"))
+
+
+def test_requests_are_answered_in_order_with_their_own_images(model: Any) -> None:
+    """Three requests of different lengths in one execution: three answers, each as if alone."""
+    big = encode(picture_of("lime", size=(64, 64)), "BMP")
+    one, two, three = model.execute([request(RED), request(BLUE, big), request(RED, BLUE, RED)])
+    assert [r.tensor("PREPROCESSED_IMAGE").shape for r in (one, two, three)] == [(n, 224, 224, 3) for n in (1, 2, 3)]
+    for response, colours in ((one, "R"), (two, "BG"), (three, "RBR")):
+        pixels, statuses = response.tensor("PREPROCESSED_IMAGE"), response.tensor("IMAGE_STATUS")
+        assert (pixels.dtype, statuses.dtype, statuses.tolist()) == (np.uint8, np.int32, [[OK]] * len(colours))
+        for image, colour in zip(pixels, colours, strict=True):
+            want = {"R": (255, 0, 0), "G": (0, 255, 0), "B": (0, 0, 255)}[colour]
+            assert (image == want).all()
+
+
+def test_a_bad_image_has_a_status_and_no_pixels(model: Any) -> None:
+    """Every kind of trouble keeps its place; neighbours are not touched."""
+    large = encode(picture_of("red", size=(101, 100)), "PNG")
+    (response,) = model.execute([request(RED, b"", b"words", RED[:-2], large, BLUE)])
+    assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [OK, EMPTY, UNSUPPORTED, CORRUPT, TOO_LARGE, OK]
+    assert response.tensor("PREPROCESSED_IMAGE").any(axis=(1, 2, 3)).tolist() == [True, *[False] * 4, True]
+
+
+def test_a_cut_file_is_corrupt_beside_a_bigger_one(model: Any) -> None:
+    """The padding that a bigger neighbour brings never reaches a decoder."""
+    photo = encode(picture_of("red"), "JPEG")
+    big = encode(picture_of("blue", size=(90, 90)), "BMP")
+    (response,) = model.execute([request(photo[:-2], photo, big)])
+    assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [CORRUPT, OK, OK]
+
+
+@pytest.mark.parametrize("length", [-1, len(RED) + 1, 2**31 - 1, -(2**31)])
+def test_an_impossible_length_is_that_image_s_trouble(model: Any, length: int) -> None:
+    """Negative lengths, and lengths beyond the row, are a status."""
+    (response,) = model.execute([request(RED, RED, lengths=[length, len(RED)])])
+    assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [CORRUPT, OK]
+
+
+def test_tensors_that_do_not_fit_are_an_error_of_that_request(model: Any) -> None:
+    """Fewer lengths than images, a missing axis: the next request is answered all the same."""
+    short, flat = request(RED, BLUE), request(RED)
+    short["IMAGE_LENGTH"].array = short["IMAGE_LENGTH"].array[:1]
+    flat["RAW_IMAGE"].array = flat["RAW_IMAGE"].array[0]
+    first, second, third = model.execute([short, flat, request(RED)])
+    assert "do not fit" in first.error
+    assert "do not fit" in second.error
+    assert third.error is None
+
+
+def test_a_mistake_of_ours_costs_one_request(code: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that is no ImageError is logged and answered without details."""
+    real = code.imaging.preprocess
+
+    def preprocess(data: memoryview, *rest: Any, **options: Any) -> Any:
+        if len(data) == len(BLUE) and bytes(data) == BLUE:
+            raise KeyError("a secret")
+        return real(data, *rest, **options)
+
+    monkeypatch.setattr(code.imaging, "preprocess", preprocess)
+    bad, good = model.execute([request(RED, BLUE), request(RED)])
+    assert bad.error == "preprocessing failed"
+    assert good.tensor("IMAGE_STATUS").tolist() == [[OK]]
+    assert "a secret" in code.pb_utils.Logger.lines[0]
+
+
+def test_numpy_2_is_refused(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's stub would hand over 0xFF bytes without an error; the sentence says what to install."""
+    monkeypatch.setattr(code.np, "__version__", "2.1.0")
+    with pytest.raises(RuntimeError, match="install numpy<2"):
+        code.TritonPythonModel().initialize(arguments())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"threads": "0"}, "threads must be a whole number above 0, not '0'"),
+        ({"max_pixels": "many"}, "max_pixels must be a whole number above 0, not 'many'"),
+        ({"preprocess": "nowhere/preprocess.json"}, "nowhere"),
+    ],
+)
+def test_a_wrong_parameter_stops_the_start(code: Any, parameters: dict[str, str], words: str) -> None:
+    """Triton shows the sentence as the reason why the model is not ready."""
+    with pytest.raises((ValueError, OSError), match=words):
+        code.TritonPythonModel().initialize(arguments(**parameters))
+
+
+def test_a_recipe_of_another_size_than_promised_stops_the_start(code: Any, tmp_path: Path) -> None:
+    """config.pbtxt and preprocess.json must agree on the size."""
+    recipe = json.loads((REPOSITORY / "classifier" / "preprocess.json").read_text())
+    (tmp_path / "classifier").mkdir()
+    (tmp_path / "classifier" / "preprocess.json").write_text(json.dumps({**recipe, "size": 192}))
+    with pytest.raises(ValueError, match="192"):
+        code.TritonPythonModel().initialize({**arguments(), "model_repository": str(tmp_path / "preprocessor")})
+
+
+def test_the_folder_can_be_copied_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second preprocessor, for another model, is a copy of this folder."""
+    shutil.copytree(PREPROCESSOR, tmp_path / "other" / "1", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
+    copy = load_by_path(tmp_path / "other" / "1" / "model.py", "another_preprocessor")
+    assert Path(copy.imaging.__file__).is_relative_to(tmp_path)
+
+
+def test_an_ensemble_takes_no_more_than_its_steps() -> None:
+    """Triton does not check it, and fails in the middle of a batch."""
+    for ensemble in REPOSITORY.glob("ensemble_model/**/*.pbtxt"):
+        config = parse(ensemble)
+        for step in config.ensemble_scheduling.step:
+            folder = REPOSITORY / step.model_name
+            variant = folder / "configs" / ensemble.name
+            same = variant if ensemble.name != "config.pbtxt" and variant.exists() else folder / "config.pbtxt"
+            assert config.max_batch_size <= parse(same).max_batch_size, (ensemble, step.model_name)
