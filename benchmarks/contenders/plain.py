@@ -26,9 +26,8 @@ _spec.loader.exec_module(imaging)
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
 options.inter_op_num_threads = 1
-session = onnxruntime.InferenceSession(
-    ROOT / "model_repository/classifier/1/model.onnx", options, providers=["CPUExecutionProvider"]
-)
+newest = max((ROOT / "model_repository/classifier").glob("[0-9]*"), key=lambda version: int(version.name))
+session = onnxruntime.InferenceSession(newest / "model.onnx", options, providers=["CPUExecutionProvider"])
 recipe = imaging.Recipe.from_json((ROOT / "model_repository/classifier/preprocess.json").read_text())
 labels = (ROOT / "model_repository/classifier/labels.txt").read_text().splitlines()
 app = FastAPI()

@@ -10,9 +10,12 @@ its neighbours.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +48,39 @@ class OnnxClassifier:
         self._threads = threads
         self._one = _queue(openvino, model, threads, at_once=1)
         self._several = _queue(openvino, model, threads, at_once=threads)
+        # All models of a server run the same program of Triton, on a local disk: a lock that they share.
+        self._cores = os.open("/proc/self/exe", os.O_RDONLY)
 
     def __call__(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Probabilities of each image, in order. `images` must be contiguous."""
         probabilities = np.empty((len(images), self.classes), np.float32)
         even = len(images) - (len(images) % self._threads == 1)
-        for queue, part in ((self._several, range(even)), (self._one, range(even, len(images)))):
-            for index in part:
-                image = self._tensor(images[index : index + 1], shared_memory=True)
-                queue.start_async({INPUT: image}, userdata=probabilities[index], share_inputs=True)
-            queue.wait_all()
+        with self._turn():
+            self._start(self._several, images[:even], probabilities[:even])
+            if even < len(images):
+                self._several.wait_all()
+                self._start(self._one, images[even:], probabilities[even:])
+        self._several.wait_all()
+        self._one.wait_all()
         return probabilities
+
+    def _start(self, queue: Any, images: npt.NDArray[np.uint8], rows: npt.NDArray[np.float32]) -> None:
+        """Starts each image on its own; blocks while the queue is full."""
+        for index, row in enumerate(rows):
+            image = self._tensor(images[index : index + 1], shared_memory=True)
+            queue.start_async({INPUT: image}, userdata=row, share_inputs=True)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The cores, for as long as there is more to start than they can take.
+
+        Two instances take turns: while one hands its answers over, the other computes.
+        """
+        fcntl.flock(self._cores, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._cores, fcntl.LOCK_UN)
 
 
 def _queue(openvino: Any, model: Any, threads: int, at_once: int) -> Any:
@@ -70,7 +95,8 @@ def _queue(openvino: Any, model: Any, threads: int, at_once: int) -> Any:
             "ENABLE_CPU_PINNING": False,  # other processes work on the same cores
         },
     )
-    queue = openvino.AsyncInferQueue(compiled, at_once)
+    # Twice as many requests as streams: while one is computed, the next one waits behind it, not behind Python.
+    queue = openvino.AsyncInferQueue(compiled, at_once if at_once == 1 else 2 * at_once)
     queue.set_callback(lambda request, row: np.copyto(row, request.get_output_tensor(0).data[0]))
     return queue
 
@@ -118,7 +144,7 @@ def check_preprocessing(directory: Path) -> None:
 
 
 class TritonPythonModel:
-    """What Triton's Python backend calls. One instance is enough, it uses all cores.
+    """What Triton's Python backend calls. Each instance uses all cores, in turn; two are enough.
 
     The parameter `threads` of `config.pbtxt` sets their number; unset or 0 means every core that this process
     may use.

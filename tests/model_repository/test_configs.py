@@ -82,7 +82,7 @@ def test_the_classifier_takes_pixels_and_gives_probabilities() -> None:
     assert interface(config.output) == {"CLASSIFICATION": (model_config_pb2.TYPE_FP32, [1000])}
 
 
-def test_the_classifier_on_the_cpu_is_one_instance() -> None:
-    """One process uses all cores; two would take them from each other."""
+def test_the_classifier_on_the_cpu_is_two_instances() -> None:
+    """One computes on all cores while the other hands its answers over."""
     (group,) = parse(REPOSITORY / "classifier" / "configs" / "cpu.pbtxt").instance_group
-    assert (group.count, group.kind) == (1, model_config_pb2.ModelInstanceGroup.KIND_CPU)
+    assert (group.count, group.kind) == (2, model_config_pb2.ModelInstanceGroup.KIND_CPU)

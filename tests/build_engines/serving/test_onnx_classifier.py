@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -120,6 +123,18 @@ def test_the_default_model_answers_the_same_in_any_batch(lite0: bytes, tmp_path:
 def test_no_images_have_no_answers(tiny_file: Path, pictures: Pictures) -> None:
     """An empty batch is answered with an empty one."""
     assert OnnxClassifier(tiny_file, threads=2)(pictures[:0]).shape == (0, 3)
+
+
+def test_instances_take_turns_on_the_cores(tiny_file: Path, pictures: Pictures) -> None:
+    """While another instance has the cores, a batch waits; it goes on when they are given back."""
+    classify = OnnxClassifier(tiny_file, threads=2)
+    with open("/proc/self/exe", "rb") as other, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        answer = pool.submit(classify, pictures)
+        with pytest.raises(FutureTimeoutError):
+            answer.result(0.2)
+        fcntl.flock(other, fcntl.LOCK_UN)
+        assert len(answer.result(20)) == len(pictures)
 
 
 def test_a_failed_batch_does_no_harm_to_the_next(tiny_file: Path, pictures: Pictures) -> None:
