@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = ("pip", "setuptools", "tidegate")
+TORCH = "torch==2.13.0"  # only for `make test-torch`; gigabytes, so it is not resolved here
 
 
 def resolve(python: str, folder: str) -> tuple[str, dict[str, str]]:
@@ -43,7 +44,7 @@ def main(pythons: list[str]) -> None:
             lines.append(f"{name}=={next(iter(by_minor.values()))}")
         else:
             lines += [f'{name}=={v} ; python_version == "{minor}"' for minor, v in sorted(by_minor.items())]
-    (ROOT / "constraints.txt").write_text("\n".join(lines) + "\n")
+    (ROOT / "constraints.txt").write_text("\n".join([*lines, TORCH]) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,11 @@ from benchmarks.load import closed_loop, multipart, post
 
 ROOT = Path(__file__).parents[1]
 PHOTOS = ROOT.parent / "shared" / "data" / "photos"
-CONTENDERS = {"tidegate": stacks.tidegate, "plain": stacks.plain}
+CONTENDERS = {
+    "tidegate": stacks.tidegate,
+    "plain": stacks.plain,
+    "plain-our-decoder": stacks.plain_with_our_decoder,
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--requests", type=int, default=1000, help="in each round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "single-photos.json")
     options = parser.parse_args()
     files = sorted(options.photos.glob("*.jpg"))

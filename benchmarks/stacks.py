@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,11 +78,17 @@ def tidegate() -> Iterator[Stack]:
 
 
 @contextmanager
-def plain() -> Iterator[Stack]:
+def plain(decoder: str = "pillow") -> Iterator[Stack]:
     """FastAPI + onnxruntime, two workers."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "uvicorn", "benchmarks.contenders.plain:app", "--workers", "2"]
     command += ["--port", str(port), "--log-level", "warning", "--loop", "uvloop", "--http", "httptools"]
-    with running("FastAPI + onnxruntime", "/classify", "/docs", port, command, {}) as stack:
+    name = "plain" if decoder == "pillow" else "plain, our decoder"
+    with running(name, "/classify", "/docs", port, command, {"PLAIN_DECODER": decoder}) as stack:
         time.sleep(3)  # the second worker
         yield stack
+
+
+def plain_with_our_decoder() -> AbstractContextManager[Stack]:
+    """The same with this project's decoder and resizer."""
+    return plain("ours")
