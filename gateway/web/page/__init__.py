@@ -10,7 +10,7 @@ from starlette.responses import Response
 router = APIRouter(include_in_schema=False)
 
 _FOLDER = Path(__file__).parent
-_TYPES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_TYPES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -38,3 +38,8 @@ async def css() -> Response:
 @router.get("/page.js")
 async def js() -> Response:
     return _file("page.js")
+
+
+@router.get("/icon.svg")
+async def icon() -> Response:
+    return _file("icon.svg")
