@@ -112,6 +112,9 @@ def _kind(data: bytes) -> str | None:
     return None
 
 
+# A file is made of some segments, not of millions: walking those would hold up everybody else.
+MAX_SEGMENTS = 20_000
+
 # The next marker in entropy-coded data: 0xFF and neither a stuffed zero, a restart, nor a fill byte.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -120,7 +123,9 @@ _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 def _jpeg(data: bytes) -> tuple[int, int]:
     size: tuple[int, int] | None = None
     at = 2
-    while found := _MARKER.search(data, at):
+    for _ in range(MAX_SEGMENTS):
+        if not (found := _MARKER.search(data, at)):
+            break
         marker, at = data[found.end() - 1], found.end()
         if marker == 0xD9:
             if size is None:
@@ -140,13 +145,14 @@ def _png(data: bytes) -> tuple[int, int]:
         raise _Cut
     width, height = struct.unpack_from(">II", data, 16)
     at = 8
-    while True:
+    for _ in range(MAX_SEGMENTS):
         length, name = struct.unpack_from(">I4s", data, at)
         at += 12 + length
         if at > len(data):
             raise _Cut
         if name == b"IEND":
             return width, height
+    raise _Cut
 
 
 def _webp(data: bytes) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, features
 
 from gateway.errors import ImageProblem
-from gateway.images import EncodedImage, ImageLimits, inspect
+from gateway.images import MAX_SEGMENTS, EncodedImage, ImageLimits, inspect
 from tests.pictures import RED, encode, noise, solid
 
 LIMITS = ImageLimits(max_file_bytes=1_000_000, max_pixels=1_000_000)
@@ -122,3 +122,12 @@ def test_limits() -> None:
     header = struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
     assert code(bomb) == "image_too_large"
+
+
+def test_a_file_of_millions_of_segments_is_refused_early() -> None:
+    """Walking through them would hold up every other request."""
+    limits = ImageLimits(max_file_bytes=50_000_000, max_pixels=1_000_000)
+    jpeg, png = TAKEN["JPEG"], TAKEN["PNG"]
+    assert code(jpeg[:2] + b"\xff\xfe\0\2" * (MAX_SEGMENTS + 1) + jpeg[2:], limits) == "corrupt_image"
+    assert code(png[:33] + b"\0\0\0\0teXt\0\0\0\0" * (MAX_SEGMENTS + 1) + png[33:], limits) == "corrupt_image"
+    assert isinstance(inspect(jpeg[:2] + b"\xff\xfe\0\2" * 1000 + jpeg[2:], limits), EncodedImage)
