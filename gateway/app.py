@@ -33,15 +33,15 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
     settings = settings or load_settings()
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, float]]:
         client = triton or TritonClient(settings.triton_url)
         discovery = Discovery(client, settings.default_model, settings.probe_interval_s)
         admission = Admission(settings.max_in_flight_images, settings.max_in_flight_bytes)
         limits = ImageLimits(settings.max_file_bytes, settings.max_pixels)
-        app.state.gate = Gate(settings, discovery, Inference(client, discovery, admission, limits))
+        app.state.gate = Gate(settings, admission, discovery, Inference(client, discovery, admission, limits))
         watch = asyncio.create_task(discovery.watch())
         try:
-            yield
+            yield {"head_timeout_s": settings.head_timeout_s}  # for `gateway.web.protocol`
         finally:
             watch.cancel()
             with suppress(asyncio.CancelledError):
@@ -54,6 +54,7 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
         description="A gate in front of NVIDIA Triton: photos in, labels out, never a made-up label.",
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would make the caller send its photos twice
     )
     app.add_middleware(RequestMiddleware, access_log=settings.access_log)
     app.add_exception_handler(TidegateError, problems.on_tidegate_error)

@@ -182,7 +182,9 @@ def _bmp(data: bytes) -> tuple[int, int]:
         width, height = struct.unpack_from("<HH", data, 18)
         return width, height
     width, height = struct.unpack_from("<ii", data, 18)
-    return abs(width), abs(height)  # a negative height means rows from the top
+    if width < 0:
+        raise _Cut
+    return width, abs(height)  # a negative height means rows from the top
 
 
 def _tiff(data: bytes) -> tuple[int, int]:

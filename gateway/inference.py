@@ -67,7 +67,7 @@ class Inference:
         good = [(i, image.data) for i, image in enumerate(inspected) if isinstance(image, EncodedImage)]
         outcomes: list[Outcome | None] = [x if isinstance(x, ImageProblem) else None for x in inspected]
         version, arrived = model.version, time.perf_counter()
-        with self._admission.permit(len(good), sum(len(data) for _, data in good)):
+        with self._admission.permit(len(good)):
             admitted = time.perf_counter()
             batches = make_batches(good, model.max_batch)
             for batch, answer in zip(batches, await self._ask_all(batches, model, deadline), strict=True):

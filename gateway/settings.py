@@ -63,8 +63,12 @@ class Settings(BaseSettings):
     """Largest picture, in pixels, read from its header before anything is decoded."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=600)
     """Seconds from the last byte of the body to the answer; a caller may ask for less by X-Request-Timeout."""
+    head_timeout_s: float = Field(default=20.0, gt=0, le=600)
+    """Seconds that a client may take for a request's line and headers."""
     body_idle_timeout_s: float = Field(default=20.0, gt=0, le=600)
     """Longest silence of a client in the middle of a body, in seconds."""
+    body_min_bytes_per_s: int = Field(default=1024, ge=1)
+    """Slowest body that is tolerated, in bytes a second on average, once it has taken longer than a silence may."""
     keep_alive_s: int = Field(default=75, ge=1, le=3600)
     """Seconds that an idle connection is kept: longer than the usual 60 s of load balancers."""
     shutdown_grace_s: int = Field(default=30, ge=0, le=600)
@@ -72,7 +76,7 @@ class Settings(BaseSettings):
     max_in_flight_images: int = Field(default_factory=lambda: max(512, 128 * cores()), ge=1)
     """Images admitted at one time in one worker; more are `overloaded`. Default: 128 a processor, at least 512."""
     max_in_flight_bytes: int = Field(default=512 * MIB, ge=1)
-    """Bytes of image files admitted at one time in one worker."""
+    """Bytes of request bodies held at one time in one worker, those that are still arriving included."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""

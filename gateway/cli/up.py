@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
 import json
 import os
@@ -37,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also before the gateway has its own handlers
+    _take_the_terminal()
     try:
         check_port_free(settings.host, settings.port, "TIDEGATE_PORT")
         _build_default_model(settings.model_repository)
@@ -46,6 +48,16 @@ def run(options: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         return 0
+
+
+def _take_the_terminal() -> None:
+    """Under make, Ctrl-C would end make with an error before we have stopped: take it for ourselves alone."""
+    if "MAKELEVEL" in os.environ and sys.stdin.isatty():
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or we would be stopped for what follows
+        os.setpgid(0, 0)
+        maker = os.getpgid(os.getppid())
+        os.tcsetpgrp(sys.stdin.fileno(), os.getpgrp())
+        atexit.register(os.tcsetpgrp, sys.stdin.fileno(), maker)
 
 
 def _build_default_model(repository: Path) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from gateway.errors import (
     BadUpstreamResponse,
+    DeadlineExceeded,
     ModelNotFound,
     ModelNotReady,
     TidegateError,
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 RAW_IMAGE, IMAGE_LENGTH = "RAW_IMAGE", "IMAGE_LENGTH"
 CLASSIFICATION, IMAGE_STATUS = "CLASSIFICATION", "IMAGE_STATUS"
 
-PROBE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 2.0  # an orchestrator's own probe should not time out first
 RETRY_INTERVAL_S = 0.5
 FRESH_S = 1.0
 REDISCOVER_S = 30.0
@@ -127,7 +128,7 @@ class Discovery:
         except TidegateError as error:
             if isinstance(error, UpstreamUnavailable):
                 self._states = {}
-            self._report(error)
+            self._report(_unready(error))
         else:
             self._report(None)
 
@@ -164,6 +165,16 @@ class Discovery:
                 log.warning("A model cannot be used", extra={"model": name, "reason": error.private or error.detail})
         self._models, self._broken, self._states = models, broken, states
         self._learnt_at = time.monotonic()
+
+
+def _unready(error: TidegateError) -> TidegateError:
+    """What a failed probe means: nobody there, or a model that does not work."""
+    private = error.private or error.detail
+    if isinstance(error, UpstreamUnavailable | ModelNotReady):
+        return error
+    if isinstance(error, DeadlineExceeded):
+        return UpstreamUnavailable("The inference server does not answer.", private=private)
+    return ModelNotReady("The model does not answer as it should.", private=private)
 
 
 async def _describe(triton: Triton, config: ModelConfig) -> Model:

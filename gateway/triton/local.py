@@ -25,6 +25,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 OLDEST_GLIBC = (2, 35)  # the wheel's tag: manylinux_2_35
 STOP_S = 20.0
+WATCH_INTERVAL_S = 0.5
 RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_S = 60.0  # a server that lived this long is restarted after the first delay again
 
@@ -220,7 +222,13 @@ class LocalTriton:
                 process.wait()
         if self._watcher is not None:
             self._watcher.join()
+        self._forget_shared_memory()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _forget_shared_memory(self) -> None:
+        """Stubs that were killed leave theirs behind."""
+        for region in Path("/dev/shm").glob(f"{self._folder.name}*"):  # noqa: S108  # where Triton puts them
+            region.unlink(missing_ok=True)
 
     def _arrange_backends(self, installation: Installation) -> None:
         """A folder in which the Python backend lies beside the stub of this Python's version."""
@@ -240,6 +248,7 @@ class LocalTriton:
             "--model-config-name=cpu",
             f"--backend-directory={self._folder / 'backends'}",
             f"--cache-directory={installation.caches}",
+            f"--backend-config=python,shm-region-prefix-name={self._folder.name}",
             *(f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")),
             f"--http-port={self.ports.http}",
             f"--grpc-port={self.ports.grpc}",
@@ -266,7 +275,7 @@ class LocalTriton:
         while True:
             assert self._process is not None
             started = time.monotonic()
-            code = self._process.wait()
+            code = self._wait_for_the_end()
             if self._stopping.is_set():
                 return
             deaths = 0 if time.monotonic() - started > STEADY_S else deaths
@@ -276,7 +285,35 @@ class LocalTriton:
             log.error("Triton died and is started again", extra=extra)
             if self._stopping.wait(delay):
                 return
+            self._forget_shared_memory()
             self._launch(installation)
+
+    def _wait_for_the_end(self) -> int:
+        """The server's exit code; ends a server that has lost a stub, because this Triton never restarts one."""
+        assert self._process is not None
+        stubs: set[int] = set()
+        while True:
+            try:
+                return self._process.wait(WATCH_INTERVAL_S)
+            except subprocess.TimeoutExpired:
+                alive = _living_stubs(self._process.pid)
+                if stubs - alive and not self._stopping.is_set():
+                    log.error("A model's process died: Triton is stopped", extra={"log_file": str(self.log_file)})
+                    self._process.kill()
+                stubs = alive
+
+
+def _living_stubs(server: int) -> set[int]:
+    """Process ids of the Python backend's stubs that run under `server`."""
+    stubs = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # pid (comm) state ppid …: the kernel cuts comm to 15 characters
+            _, _, rest = stat.read_text().partition("(triton_python_b) ")
+            state, parent = [*rest.split(), "", "0"][:2]
+            if state not in ("", "Z", "X") and int(parent) == server:
+                stubs.add(int(stat.parent.name))
+    return stubs
 
 
 def _environment(installation: Installation) -> dict[str, str]:

@@ -10,7 +10,8 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
@@ -32,6 +33,7 @@ from gateway.errors import (
     InvalidParameter,
     MalformedRequest,
     MissingImage,
+    Overloaded,
     RequestError,
     TooManyImages,
     UnsupportedEncoding,
@@ -63,12 +65,15 @@ class Upload:
     parameters: dict[str, str] = field(default_factory=dict)
 
 
-async def read_upload(request: Request, settings: Settings) -> Upload:
-    """The whole body; raises a `RequestError`, or `ClientLeft` when the caller went away in the middle."""
-    body = _Body(request, settings)
+async def read_upload(request: Request, settings: Settings, grow: Callable[[int], None]) -> Upload:
+    """The whole body; `grow` is told of every chunk's bytes before they are kept.
+
+    Raises a `RequestError`, `Overloaded` (by `grow`), or `ClientLeft` when the caller went away in the middle.
+    """
+    body = _Body(request, settings, grow)
     try:
         upload = await _read(request, body, settings)
-    except RequestError:
+    except (RequestError, Overloaded):
         await body.drain()
         raise
     query = {name: value for name, value in request.query_params.items() if name in TEXT_FIELDS}
@@ -93,10 +98,12 @@ async def _read(request: Request, body: _Body, settings: Settings) -> Upload:
 class _Body:
     """The body's chunks, counted against the cap and timed against silence."""
 
-    def __init__(self, request: Request, settings: Settings) -> None:
+    def __init__(self, request: Request, settings: Settings, grow: Callable[[int], None]) -> None:
         self._request = request
         self._limit = settings.max_body_bytes
         self._idle_s = settings.body_idle_timeout_s
+        self._slowest = settings.body_min_bytes_per_s
+        self._grow = grow
         self._left = True
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -104,13 +111,17 @@ class _Body:
         received = int(declared) if declared.isdigit() else 0
         if received > self._limit:
             raise self._too_large()
-        received = 0
+        received, start = 0, time.monotonic()
         while self._left:
             chunk = await self._next(self._idle_s)
             received += len(chunk)
             if received > self._limit:
                 raise self._too_large()
+            seconds = time.monotonic() - start
+            if self._left and seconds > self._idle_s and received < self._slowest * seconds:
+                raise BodyTimeout(f"The body comes at less than {self._slowest} bytes a second.")
             if chunk:
+                self._grow(len(chunk))
                 yield chunk
 
     async def all(self) -> bytes:
@@ -154,9 +165,7 @@ async def _read_multipart(body: _Body, boundary: str, settings: Settings) -> Upl
                 for event in parser.parse(chunk):
                     form.take(event)
     except ParserLimitReached as error:
-        if "segment count" in str(error).lower():
-            raise form.too_many() from error
-        raise MalformedRequest("A part of the form has headers that are too long.") from error
+        raise MalformedRequest("The form has too many parts, or a part's headers are too long.") from error
     except MultipartError as error:
         raise MalformedRequest("The form is not well formed, or was cut short.") from error
     return form.upload()

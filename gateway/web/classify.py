@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +14,7 @@ from gateway.inference import Outcome
 from gateway.observe.logging import request_id
 from gateway.web import parameters, schemas
 from gateway.web.body import IMAGE_FIELDS, File, read_upload
-from gateway.web.gate import GateDep
+from gateway.web.gate import Gate, GateDep
 
 router = APIRouter(tags=["classify"])
 
@@ -64,8 +65,13 @@ _BODY: dict[str, Any] = {
 )
 async def classify(request: Request, gate: GateDep) -> Response:
     """Images as a form, as JSON, or as a bare body; one result for each, in the order sent."""
+    with gate.admission.hold() as grow:
+        return await _classify(request, gate, grow)
+
+
+async def _classify(request: Request, gate: Gate, grow: Callable[[int], None]) -> Response:
     start = time.perf_counter()
-    upload = await read_upload(request, gate.settings)
+    upload = await read_upload(request, gate.settings, grow)
     read_s = time.perf_counter() - start
     deadline = parameters.deadline(request, gate.settings)
     model = await gate.discovery.get(upload.parameters.get("model"))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from gateway.admission import Admission
 from gateway.inference import Inference
 from gateway.settings import Settings
 from gateway.triton.discovery import Discovery
@@ -17,6 +18,7 @@ class Gate:
     """The parts of one gateway process, joined by `gateway.app.create_app`."""
 
     settings: Settings
+    admission: Admission
     discovery: Discovery
     inference: Inference
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.observe import metrics
 from gateway.observe.logging import request_id
-from gateway.web.problems import internal_error
+from gateway.web.problems import CLIENT_CLOSED_REQUEST, internal_error
 
 log = logging.getLogger("gateway.access")
 
@@ -35,32 +35,41 @@ class RequestMiddleware:
         own_id = _request_id(scope)
         request_id.set(own_id)
         timings: dict[str, float] = {}
-        scope["state"] = {**scope.get("state", {}), "timings": timings, "start": start}
-        status = 500
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        state = {**scope.get("state", {}), "timings": timings, "start": start}
+        # The server leaves the body out of an answer to HEAD; the application need not know that method.
+        scope = {**scope, "state": state, "method": "GET" if method == "HEAD" else scope["method"]}
+        status, gone = 500, False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, gone
             if message["type"] == "http.response.start":
                 status = message["status"]
                 timings["total"] = time.perf_counter() - start
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = own_id
                 headers["Server-Timing"] = ", ".join(f"{k};dur={v * 1000:.2f}" for k, v in timings.items())
-            await send(message)
+            try:
+                await send(message)
+            except Exception:  # what a transport raises when the other end is gone differs by event loop
+                gone = True
+                raise
 
         try:
             await self._app(scope, receive, send_with_headers)
         except Exception:
+            if gone:
+                status = CLIENT_CLOSED_REQUEST
+                return
             log.exception("Unhandled error")
             if "total" in timings:  # the answer has begun: all that is left is to break it off
                 raise
             await internal_error()(scope, receive, send_with_headers)
         finally:
-            self._count(scope, status, time.perf_counter() - start)
+            self._count(scope, method, status, time.perf_counter() - start)
 
-    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+    def _count(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "unmatched"
-        method = scope["method"] if scope["method"] in _METHODS else "other"
         metrics.REQUESTS.labels(route, method, status).inc()
         metrics.REQUEST_SECONDS.labels(route).observe(seconds)
         if self._access_log:

@@ -14,6 +14,7 @@ from gateway.settings import Settings
 from gateway.triton.discovery import Model
 
 _WHOLE = re.compile(r"\+?[0-9]{1,9}")
+_DECIMAL = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 
 def question(parameters: Mapping[str, str], model: Model) -> Question:
@@ -30,13 +31,14 @@ def _top_k(text: str | None, classes: int) -> int | None:
 
 
 def _threshold(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:  # false for nan too
+    if not 0 <= _number(text) <= 1:
         raise InvalidParameter("threshold must be a number from 0 to 1.")
-    return value
+    return _number(text)
+
+
+def _number(text: str) -> float:
+    """A decimal number as people and programs write it; -1 for anything else."""
+    return float(text) if _DECIMAL.fullmatch(text) else -1.0
 
 
 def deadline(request: Request, settings: Settings) -> Deadline:
@@ -44,10 +46,7 @@ def deadline(request: Request, settings: Settings) -> Deadline:
     text = request.headers.get("x-request-timeout")
     if text is None:
         return Deadline.after(settings.request_timeout_s)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
+    seconds = _number(text)
     if not 0 < seconds < float("inf"):
         raise InvalidParameter("X-Request-Timeout must be a positive number of seconds.")
     return Deadline.after(min(seconds, settings.request_timeout_s))

@@ -27,7 +27,7 @@ class ClassifyRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     images: list[ImageInput] = Field(default_factory=list)
     top_k: Annotated[int, Field(strict=True, ge=1)] | None = Field(None, description="1 to the number of classes; 5")
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="0 to 1; 0")
+    threshold: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(None, description="0 to 1; 0")
     model: str | None = None
 
 

@@ -264,3 +264,21 @@ def test_threads_do_not_disturb_each_other() -> None:
         together = list(pool.map(lambda blob: status_of(blob) or decode(blob).tobytes(), blobs))
     assert together == alone
     assert warnings.filters == before
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw", "tiff_adobe_deflate", "packbits"])
+@pytest.mark.parametrize("missing", [1, 2, 16])
+def test_a_tiff_without_its_last_bytes(compression: str, missing: int) -> None:
+    """The directory stands at the end of many files: what it has lost is damage, not an unknown kind of picture."""
+    whole = encode(scene(), "TIFF", compression=compression)
+    assert status_of(whole) == OK
+    assert status_of(whole[:-missing]) == CORRUPT
+
+
+def test_16_bits_in_separate_planes() -> None:
+    """Pillow mixes up such a TIFF without a word, so it is refused."""
+    wide = encode(Image.new("I;16", (8, 8), 40000), "TIFF", tiffinfo={284: 2})
+    assert (
+        status_of(wide.replace(struct.pack("<HHIHH", 284, 3, 1, 1, 0), struct.pack("<HHIHH", 284, 3, 1, 2, 0)))
+        == UNSUPPORTED
+    )

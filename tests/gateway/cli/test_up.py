@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
 
 from gateway.triton.local import free_ports
 from tests.pictures import encode, noise
@@ -48,3 +54,25 @@ def test_a_port_in_use() -> None:
     assert done.returncode == 1
     assert f"Port {port} cannot be used" in done.stderr
     assert "TIDEGATE_PORT" in done.stderr
+
+
+@pytest.mark.skipif(not (Path(sys.prefix) / ".installed").exists(), reason="not an environment that make made")
+def test_ctrl_c_in_a_terminal_ends_make_up_well() -> None:
+    """Under make in a real terminal, Ctrl-C stops everything, and make's exit code is 0."""
+    names = ("TIDEGATE_PORT", "TIDEGATE_TRITON_HTTP_PORT", "TIDEGATE_TRITON_GRPC_PORT", "TIDEGATE_TRITON_METRICS_PORT")
+    ports = dict(zip(names, map(str, free_ports(4)), strict=True))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | ports
+    maker, terminal = pty.fork()
+    if maker == 0:
+        os.chdir(ROOT)
+        os.execvpe("make", ["make", "--old-file", f"{sys.prefix}/.installed", "up", f"VENV={sys.prefix}"], environment)
+    said = b""
+    while b"Ctrl-C stops everything." not in said:
+        said += os.read(terminal, 4096)  # raises when make has ended
+    os.write(terminal, b"\x03")
+    with suppress(OSError):  # the terminal is gone with its last process
+        while os.read(terminal, 4096):
+            pass
+    _, status = os.waitpid(maker, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -85,6 +85,7 @@ def test_it_is_restarted_when_it_dies_and_leaves_nothing_behind(tmp_path: Path) 
         second, folder = server.pid, server.log_file.parent
     assert not psutil.pid_exists(second)
     assert not folder.exists()
+    assert not list(Path("/dev/shm").glob(f"{folder.name}*"))
 
 
 def test_it_does_not_outlive_its_owner(tmp_path: Path) -> None:
@@ -101,3 +102,19 @@ def test_it_does_not_outlive_its_owner(tmp_path: Path) -> None:
         owner.kill()
     server.wait(20)
     assert not server.is_running()
+
+
+def test_a_dead_stub_brings_a_new_server(probe_repository: Path) -> None:
+    """Triton never restarts a stub, and would answer with errors for ever: the whole server is started again."""
+    with LocalTriton([probe_repository], ports=Ports(*free_ports(3))) as server:
+        server.wait_ready()
+        first = psutil.Process(server.pid)
+        stubs = [p for p in first.children(recursive=True) if p.name().startswith("triton_python_b")]
+        assert len(stubs) == 2  # the preprocessor's and the probe's
+        time.sleep(2 * local.WATCH_INTERVAL_S)  # it must have seen them alive
+        stubs[0].kill()
+        deadline = time.monotonic() + 20
+        while server.pid == first.pid and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert server.pid != first.pid
+        server.wait_ready()

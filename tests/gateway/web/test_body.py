@@ -201,6 +201,8 @@ def test_content_encodings_are_refused(client: httpx.Client, encoding: str) -> N
         ({"images": [{"data": "AA=="}], "topk": 3}, "invalid_parameter"),
         ({"images": [{"data": "AA=="}], "top_k": "3"}, "invalid_parameter"),
         ({"images": [{"data": "AA=="}], "threshold": 2}, "invalid_parameter"),
+        ({"images": [{"data": "AA=="}], "threshold": "0.5"}, "invalid_parameter"),
+        ({"images": [{"data": "AA=="}], "threshold": True}, "invalid_parameter"),
     ],
 )
 def test_json_of_another_shape(client: httpx.Client, document: Any, code: str) -> None:

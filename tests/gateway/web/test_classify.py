@@ -74,7 +74,7 @@ def test_threshold_out_of_range(client: httpx.Client, threshold: str) -> None:
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_parameter")
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "1_0", "0x1"])
 def test_timeouts_that_are_none(client: httpx.Client, seconds: str) -> None:
     """A time that cannot be meant is refused."""
     answer = client.post("/v1/classify", content=PICTURE, headers={"x-request-timeout": seconds})

@@ -39,7 +39,7 @@ def test_nan_is_not_ready(own_client: httpx.Client, fake: FakeTriton) -> None:
     own_client.get("/readyz")
     fake.nan = True
     time.sleep(1.05)
-    assert own_client.get("/readyz").json()["code"] == "bad_upstream_response"
+    assert own_client.get("/readyz").json()["code"] == "model_not_ready"
 
 
 def test_the_page_asks_no_other_host(client: httpx.Client) -> None:

@@ -29,6 +29,8 @@ from .jpeg import read_jpeg
 
 # PNG specification, section 8.2: first column and row of each pass, and the steps.
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+# Bytes of a value by its type; TIFF 6.0, section 2.
+_TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the caller's pool has the cores already
 
 
@@ -177,9 +179,25 @@ def _check_bmp(image: BmpImagePlugin.BmpImageFile, data: bytes) -> None:
             raise ImageError(Status.CORRUPT, "a BMP that ends before its last row does")
 
 
+def _check_tiff_directory(data: bytes, max_pixels: int) -> None:
+    """All values of the first directory must be in the file: Pillow goes on without those that are cut off."""
+    if data[2:4] not in (b"*\0", b"\0*"):
+        return  # BigTIFF
+    order = "<" if data[:2] == b"II" else ">"
+    (at,) = struct.unpack_from(order + "I", data, 4)
+    (entries,) = struct.unpack_from(order + "H", data, at)
+    for entry in range(at + 2, at + 2 + 12 * entries, 12):
+        _, kind, count, where = struct.unpack_from(order + "HHII", data, entry)
+        size = count * _TIFF_BYTES.get(kind, 1)
+        if size > 4 and where + size > len(data):
+            raise ImageError(Status.CORRUPT, "a TIFF that ends before its directory's values")
+
+
 def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes, max_pixels: int) -> None:
     """JPEG in TIFF (TIFF technical note 2): libtiff keeps libjpeg's warnings to itself, so read it strictly first."""
     tags = image.tag_v2
+    if tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2 and tags.get(TiffImagePlugin.BITSPERSAMPLE, (8,))[0] > 8:
+        raise ImageError(Status.UNSUPPORTED, "16 bits in separate planes, which Pillow mixes up")
     if tags.get(TiffImagePlugin.COMPRESSION) != 7:
         return
     tables = tags.get(TiffImagePlugin.JPEGTABLES, b"")[:-2]
@@ -195,6 +213,6 @@ CONTAINERS: dict[str, tuple[Callable[[io.BytesIO], ImageFile.ImageFile], Callabl
     "BMP": (BmpImagePlugin.BmpImageFile, None),
     "GIF": (GifImagePlugin.GifImageFile, _check_gif),
     "PNG": (PngImagePlugin.PngImageFile, _check_png),
-    "TIFF": (TiffImagePlugin.TiffImageFile, None),
+    "TIFF": (TiffImagePlugin.TiffImageFile, _check_tiff_directory),
     "WEBP": (WebPImagePlugin.WebPImageFile, _check_webp),
 }
