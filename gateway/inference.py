@@ -107,6 +107,7 @@ class Inference:
         if len(statuses) != len(batch.indices):
             raise BadUpstreamResponse("The model's answer does not have the expected shape.", private=str(statuses))
         check_probabilities(probabilities, len(batch.indices), len(model.labels))
+        self._discovery.proved(model)
         rows = [_problem(s) if s else p for s, p in zip(statuses, probabilities, strict=True)]
         return _Answered(rows, answer.model_version)
 

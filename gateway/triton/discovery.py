@@ -24,6 +24,7 @@ from gateway.errors import (
     DeadlineExceeded,
     ModelNotFound,
     ModelNotReady,
+    Overloaded,
     TidegateError,
     UpstreamUnavailable,
 )
@@ -77,6 +78,7 @@ class Discovery:
         self._broken: dict[str, TidegateError] = {}
         self._states: dict[str, ModelState] = {}
         self._learnt_at = NEVER
+        self._proved_at = NEVER
         self._lock = asyncio.Lock()
         self.readiness = Readiness(UpstreamUnavailable("The inference server was not reached yet."), NEVER)
 
@@ -98,7 +100,7 @@ class Discovery:
         return [self._models[name] for name in sorted(self._models)]
 
     def broken(self) -> list[str]:
-        """Models that declare a task but cannot be used now."""
+        """Models that Triton knows and that cannot be used now."""
         return sorted(self._broken)
 
     async def get(self, name: str | None) -> Model:
@@ -115,6 +117,11 @@ class Discovery:
             raise ModelNotReady("The model is not ready.", private=reason.private if reason else "not served")
         raise ModelNotFound("There is no model of this name; GET /v1/models lists them.")
 
+    def proved(self, model: Model) -> None:
+        """A real request was answered by `model`: for the default model that is as good as a probe."""
+        if model.name == self._default:
+            self._proved_at = time.monotonic()
+
     async def _probe(self) -> None:
         try:
             stale = time.monotonic() - self._learnt_at > REDISCOVER_S
@@ -124,7 +131,9 @@ class Discovery:
                 raise self._broken.get(self._default) or ModelNotReady(
                     "The default model is not served.", private=f"no {self._default} with a task"
                 )
-            await _classify_probe(self._triton, self._models[self._default])
+            # Under full load a probe would wait behind the very requests that prove the same.
+            if time.monotonic() - self._proved_at > FRESH_S:
+                await _classify_probe(self._triton, self._models[self._default])
         except TidegateError as error:
             if isinstance(error, UpstreamUnavailable):
                 self._states = {}
@@ -161,6 +170,9 @@ class Discovery:
             except UpstreamUnavailable:
                 raise
             except TidegateError as error:  # this model's trouble is not the others'
+                if isinstance(error, DeadlineExceeded | Overloaded) and name in self._models:
+                    models[name] = self._models[name]  # busy is not broken
+                    continue
                 broken[name] = error
                 log.warning("A model cannot be used", extra={"model": name, "reason": error.private or error.detail})
         self._models, self._broken, self._states = models, broken, states

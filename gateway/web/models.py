@@ -13,12 +13,13 @@ router = APIRouter(tags=["models"])
 
 @router.get("/v1/models", responses={503: schemas.PROBLEM}, summary="List the models")
 async def list_models(gate: GateDep) -> schemas.ModelList:
-    """Every model that can be named in a request; `ready` is false for one that Triton cannot serve now."""
+    """Every model that can be named in a request, and the names of those that cannot be served now."""
     readiness = await gate.discovery.check()
     models = gate.discovery.models()
     if readiness.error and not models:
         raise readiness.error
-    return schemas.ModelList(data=[_out(model, readiness.ready) for model in models])
+    data = [_out(model, readiness.ready) for model in models]
+    return schemas.ModelList(data=data, unavailable=gate.discovery.broken())
 
 
 @router.get(

@@ -113,6 +113,7 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelOut]
+    unavailable: list[str] = Field(description="models that Triton knows and cannot serve now")
 
 
 class Health(BaseModel):

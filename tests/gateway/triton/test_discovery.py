@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from gateway.errors import ModelNotFound, ModelNotReady, UpstreamUnavailable
+from gateway.errors import DeadlineExceeded, ModelNotFound, ModelNotReady, UpstreamUnavailable
 from gateway.triton import Answer, ModelState, Tensor
+from gateway.triton import discovery as discovery_module
 from gateway.triton.discovery import CLASSIFICATION, Discovery
 from gateway.triton.fake import FakeTriton
 
@@ -89,5 +91,38 @@ def test_models_come_back_with_triton(fake: FakeTriton) -> None:
         fake.failure = None
         await discovery.check(max_age_s=0)
         assert (await discovery.get(None)).name == "ensemble_model"
+
+    asyncio.run(work())
+
+
+class Busy(FakeTriton):
+    """Has no time for inferences once it is `busy`."""
+
+    busy = False
+
+    async def infer(
+        self, model: str, inputs: Sequence[Tensor], outputs: Sequence[str], *, timeout: float, top_classes: int = 0
+    ) -> Answer:
+        if self.busy:
+            raise DeadlineExceeded("too slow")
+        return await super().infer(model, inputs, outputs, timeout=timeout, top_classes=top_classes)
+
+
+def test_a_busy_model_is_not_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load a probe may come too late: the model stays known, and real answers prove that all is well."""
+    monkeypatch.setattr(discovery_module, "REDISCOVER_S", 0)
+
+    async def work() -> None:
+        triton = Busy()
+        discovery = Discovery(triton, "ensemble_model", 5)
+        model = await discovery.get(None)
+        triton.busy = True
+        discovery.proved(model)
+        assert (await discovery.check(max_age_s=0)).ready
+        assert await discovery.get(None) == model
+        discovery.proved(replace(model, name="other"))
+        monkeypatch.setattr(discovery_module, "FRESH_S", 0)
+        assert not (await discovery.check(max_age_s=0)).ready  # no proof, and no answer to the probe
+        assert await discovery.get(None) == model
 
     asyncio.run(work())

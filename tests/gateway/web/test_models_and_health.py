@@ -13,7 +13,9 @@ from gateway.triton.fake import FakeTriton
 
 def test_models(client: httpx.Client) -> None:
     """The list shows what can be named; one model shows its labels in order."""
-    (model,) = client.get("/v1/models").json()["data"]
+    listed = client.get("/v1/models").json()
+    assert listed["unavailable"] == []
+    (model,) = listed["data"]
     assert model["id"] == "ensemble_model"
     assert (model["task"], model["classes"], model["max_batch"], model["ready"]) == ("classify", 10, 8, True)
     detail = client.get("/v1/models/ensemble_model").json()
