@@ -73,8 +73,8 @@ class Settings(BaseSettings):
     """Seconds that an idle connection is kept: longer than the usual 60 s of load balancers."""
     shutdown_grace_s: int = Field(default=30, ge=0, le=600)
     """Seconds that requests in flight may take to finish after SIGTERM."""
-    max_in_flight_images: int = Field(default_factory=lambda: max(512, 128 * cores()), ge=1)
-    """Images admitted at one time in one worker; more are `overloaded`. Default: 128 a processor, at least 512."""
+    max_in_flight_images: int = Field(default_factory=lambda: max(256, 64 * cores()), ge=1)
+    """Images admitted at one time in one worker; more are `overloaded`. Default: 64 a processor, at least 256."""
     max_in_flight_bytes: int = Field(default=512 * MIB, ge=1)
     """Bytes of request bodies held at one time in one worker, those that are still arriving included."""
 
