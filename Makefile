@@ -14,7 +14,7 @@ PIP_INSTALL := pip install --quiet --disable-pip-version-check -c constraints.tx
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' \
 	  || { echo "Python 3.10 to 3.12 is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	@echo "Installing into $(VENV), once …"
+	@echo "Installing into $(VENV), once: about a minute when pip has the packages already …"
 	@$(PYTHON) -m venv $(VENV) || { echo "No virtual environment could be made: apt-get install python3-venv"; exit 1; }
 	@$(BIN)/$(PIP_INSTALL) -e '.[local,build]'
 	@touch $@
