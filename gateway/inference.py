@@ -43,7 +43,6 @@ class Question:
 class Classified:
     """One outcome for every file, in the order sent; times in seconds."""
 
-    model: Model
     version: str
     outcomes: list[Outcome]
     wait_s: float
@@ -80,7 +79,7 @@ class Inference:
         for outcome in done:
             code = outcome.code if isinstance(outcome, ImageProblem) else "ok"
             metrics.IMAGES.labels(model.name, code).inc()
-        return Classified(model, version, done, admitted - arrived, time.perf_counter() - admitted)
+        return Classified(version, done, admitted - arrived, time.perf_counter() - admitted)
 
     async def _ask_all(self, batches: list[Batch], model: Model, deadline: Deadline) -> list[_Answered]:
         if len(batches) == 1:  # the usual case needs no task

@@ -48,7 +48,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     }.items()
 }  # fmt: skip
 
-# What a gRPC status means here. A status that is not in the table is an answer we cannot use.
+# When a full queue of Triton's is worth another try; it does not say so itself.
 _RETRY_AFTER_S = 1.0
 
 

@@ -129,10 +129,10 @@ class _Body:
 
     async def drain(self) -> None:
         """After a refusal: lets a small rest pass, so that the caller gets to read why; else says it is unread."""
-        drained = 0
+        drained, end = 0, time.monotonic() + DRAIN_S
         try:
             while self._left and drained < DRAIN_BYTES:
-                drained += len(await self._next(DRAIN_S))
+                drained += len(await self._next(max(0.0, end - time.monotonic())))
         except (BodyTimeout, ClientLeft):
             pass
         self._request.scope["state"]["body_unread"] = self._left

@@ -95,6 +95,21 @@ def test_a_body_that_drips_ends(impatient: httpx.Client) -> None:
     assert b"body_timeout" in answer
 
 
+def test_a_refused_body_is_not_awaited_for_ever(client: httpx.Client) -> None:
+    """A caller whose request was refused cannot hold the connection by going on one byte at a time."""
+    with connect(client) as connection:
+        connection.sendall(
+            b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 400\r\n\r\n"
+        )
+        sent = 0
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while sent < 399:
+                sent += connection.send(b"a")
+                time.sleep(0.05)
+        assert sent < 399
+    assert client.get("/livez").status_code == 200
+
+
 @pytest.mark.parametrize(
     "wish",
     [
