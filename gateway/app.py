@@ -35,7 +35,12 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, float]]:
         client = triton or TritonClient(settings.triton_url)
-        discovery = Discovery(client, settings.default_model, settings.probe_interval_s)
+        discovery = Discovery(
+            client,
+            settings.default_model,
+            settings.probe_interval_s,
+            allow_random_weights=settings.allow_random_weights,
+        )
         admission = Admission(settings.max_in_flight_images, settings.max_in_flight_bytes)
         limits = ImageLimits(settings.max_file_bytes, settings.max_pixels)
         app.state.gate = Gate(settings, admission, discovery, Inference(client, discovery, admission, limits))

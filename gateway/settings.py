@@ -52,6 +52,8 @@ class Settings(BaseSettings):
     """The model that answers when the caller names none; its probe decides readiness."""
     probe_interval_s: float = Field(default=5.0, gt=0, le=60)
     """Seconds between two probes (a real tiny inference) of a ready Triton; every 0.5 s while it is not ready."""
+    allow_random_weights: bool = False
+    """Let a model with random weights be the default one: for load tests, because its labels mean nothing."""
 
     max_body_bytes: int = Field(default=64 * MIB, ge=1)
     """Largest request body, in bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,11 @@ def probe_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = (shipped / "config.pbtxt").read_text()
     config = config.replace('name: "preprocessor"', 'name: "probe_preprocessor"')
     config = config.replace("classifier/preprocess.json", "probe/preprocess.json").replace("224", "64")
+    shipped_recipe, recipe = (
+        hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in (shipped.parent / "classifier" / "preprocess.json", repository / "probe" / "preprocess.json")
+    )
+    config = config.replace(shipped_recipe, recipe)
     (repository / "probe_preprocessor" / "config.pbtxt").write_text(config)
     return repository
 

@@ -30,6 +30,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Registers the subcommand."""
     parser = commands.add_parser("up", help="gateway and Triton on this machine, no GPU needed", description=__doc__)
     parser.add_argument("--samples", type=Path, default=SAMPLES, help="folder of photos to classify once")
+    parser.add_argument("--no-build", action="store_true", help="serve what is in the repository as it is")
     parser.set_defaults(run=run)
 
 
@@ -41,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
     _take_the_terminal()
     try:
         check_port_free(settings.host, settings.port, "TIDEGATE_PORT")
-        _build_default_model(settings.model_repository)
+        if settings.default_model == Settings().default_model and not options.no_build:
+            _build_default_model(settings.model_repository)
         return _serve_with_triton(settings, options.samples)
     except LocalTritonError as error:
         print(f"tidegate: {error}", file=sys.stderr)
@@ -64,7 +66,9 @@ def _build_default_model(repository: Path) -> None:
     """Runs the builder as its own process: it says what it does, and is quick when there is nothing to do."""
     if importlib.util.find_spec("build_engines") is None:
         return  # a gateway without the builder serves what is in the repository
-    command = [sys.executable, "-m", "build_engines", "efficientnet_lite0", "--repository", str(repository)]
+    work = repository.parent / ".build_engines"
+    command = [sys.executable, "-m", "build_engines", "efficientnet_lite0", "--unless-chosen"]
+    command += ["--repository", str(repository), "--work", str(work)]
     if subprocess.run(command, check=False).returncode != 0:
         raise LocalTritonError("The default model could not be built, so there is nothing to serve.")
 

@@ -42,13 +42,23 @@ class ModelState:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One step of an ensemble: a model, and the version of it that is asked (-1: the highest that is ready)."""
+
+    model: str
+    version: int = -1
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """What a model's `config.pbtxt` says: batch limit, output shapes (without N), string parameters."""
+    """What a model's `config.pbtxt` says: batch limit, output shapes (without N), string parameters, steps."""
 
     name: str
     max_batch: int
     outputs: Mapping[str, tuple[int, ...]]
     parameters: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    """Of an ensemble, in the order in which the configuration names them; empty for other models."""
 
 
 class Triton(Protocol):

@@ -26,7 +26,7 @@ from gateway.errors import (
     TidegateError,
     UpstreamUnavailable,
 )
-from gateway.triton import Answer, ModelConfig, ModelState, Tensor
+from gateway.triton import Answer, ModelConfig, ModelState, Step, Tensor
 
 CHANNEL_OPTIONS: tuple[tuple[str, object], ...] = (
     ("grpc.max_send_message_length", -1),  # the caps on requests are the gateway's, not the transport's
@@ -133,6 +133,7 @@ class TritonClient:
             max_batch=config.max_batch_size,
             outputs={o.name: tuple(o.dims) for o in config.output},
             parameters={key: value.string_value for key, value in config.parameters.items()},
+            steps=tuple(Step(s.model_name, s.model_version) for s in config.ensemble_scheduling.step),
         )
 
     async def close(self) -> None:

@@ -3,17 +3,22 @@
 A model belongs to the gate when its `config.pbtxt` declares a `task` in its parameters. Its labels come with a
 real inference through Triton's classification extension, so that they are named once, beside the classifier.
 Readiness is such an inference too, not Triton's word.
+
+An engine's certificate comes with the configuration of the step that runs it. A model whose certificate is of
+another version, or of other preprocessing, than what runs would answer wrongly and look well: it is not ready.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import struct
 import time
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,12 +35,17 @@ from gateway.errors import (
 )
 from gateway.observe import metrics
 from gateway.predictions import check_probabilities
-from gateway.triton import ModelConfig, ModelState, Tensor, Triton
+from gateway.triton import ModelConfig, ModelState, Step, Tensor, Triton
 
 log = logging.getLogger(__name__)
 
 RAW_IMAGE, IMAGE_LENGTH = "RAW_IMAGE", "IMAGE_LENGTH"
 CLASSIFICATION, IMAGE_STATUS = "CLASSIFICATION", "IMAGE_STATUS"
+
+# Parameters that the builder writes into the steps' configurations; model_repository/README.md tells of them.
+CERTIFICATE, PREPROCESS, PREPROCESS_SHA256 = "certificate", "preprocess", "preprocess_sha256"
+CERTIFICATE_MAX_CHARS = 64 * 1024  # the builder's have a few thousand
+CERTIFICATE_MAX_DEPTH = 32  # far below what a JSON encoder follows
 
 PROBE_TIMEOUT_S = 2.0  # an orchestrator's own probe should not time out first
 RETRY_INTERVAL_S = 0.5
@@ -46,13 +56,27 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class Model:
-    """A model behind the gate. `labels[k]` names class k; `max_batch` is Triton's own limit."""
+    """A model behind the gate. `labels[k]` names class k; `max_batch` is Triton's own limit.
+
+    `certificate` is the builder's document of the engine, values of JSON; None for a model that was made by hand.
+    """
 
     name: str
     version: str
     task: str
     max_batch: int
     labels: tuple[str, ...]
+    certificate: Mapping[str, Any] | None = None
+
+    @property
+    def precision(self) -> str | None:
+        """What the engine computes in, such as "fp16", if its certificate says so."""
+        return _text(self.certificate, "precision")
+
+    @property
+    def weights(self) -> str | None:
+        """Where the weights come from: "pretrained", "file" or "random", if the certificate says so."""
+        return _weights(self.certificate)
 
 
 @dataclass(frozen=True)
@@ -68,12 +92,19 @@ class Readiness:
 
 
 class Discovery:
-    """The models of one Triton, kept up to date by `watch`."""
+    """The models of one Triton, kept up to date by `watch`.
 
-    def __init__(self, triton: Triton, default_model: str, interval_s: float) -> None:
+    A model with random weights is not ready as the default one, unless `allow_random_weights`: a caller that names
+    no model asks what is on a picture, not how fast the network runs.
+    """
+
+    def __init__(
+        self, triton: Triton, default_model: str, interval_s: float, *, allow_random_weights: bool = False
+    ) -> None:
         self._triton = triton
         self._default = default_model
         self._interval_s = interval_s
+        self._allow_random_weights = allow_random_weights
         self._models: dict[str, Model] = {}
         self._broken: dict[str, TidegateError] = {}
         self._states: dict[str, ModelState] = {}
@@ -154,29 +185,54 @@ class Discovery:
     async def _learn(self) -> None:
         states: dict[str, ModelState] = {}
         for state in await self._triton.index(timeout=PROBE_TIMEOUT_S):  # a line for each version
-            if state.ready or state.name not in states:
+            if state.name not in states or _precedence(state) > _precedence(states[state.name]):
                 states[state.name] = state
         models: dict[str, Model] = {}
         broken: dict[str, TidegateError] = {}
+        configs: dict[str, ModelConfig] = {}
         for name, state in states.items():
-            if not state.ready:
-                broken[name] = ModelNotReady("The model is not ready.", private=state.reason or "not loaded")
-                continue
-            config = await self._triton.config(name, timeout=PROBE_TIMEOUT_S)
+            if state.ready:
+                configs[name] = await self._triton.config(name, timeout=PROBE_TIMEOUT_S)
+            else:
+                broken[name] = _not_ready(state.reason or "not loaded")
+        for name, config in configs.items():
             if "task" not in config.parameters:
                 continue  # a step of an ensemble, or nothing of ours
             try:
-                models[name] = await _describe(self._triton, config)
+                models[name] = await self._admit(config, configs, states)
             except UpstreamUnavailable:
                 raise
             except TidegateError as error:  # this model's trouble is not the others'
-                if isinstance(error, DeadlineExceeded | Overloaded) and name in self._models:
-                    models[name] = self._models[name]  # busy is not broken
-                    continue
                 broken[name] = error
-                log.warning("A model cannot be used", extra={"model": name, "reason": error.private or error.detail})
+                before, reason = self._broken.get(name), error.private or error.detail
+                if before is None or reason != (before.private or before.detail):  # else it is known already
+                    log.warning("A model cannot be used", extra={"model": name, "reason": reason})
         self._models, self._broken, self._states = models, broken, states
         self._learnt_at = time.monotonic()
+
+    async def _admit(
+        self, config: ModelConfig, configs: Mapping[str, ModelConfig], states: Mapping[str, ModelState]
+    ) -> Model:
+        """The model as Triton shows it now, with its certificate; raises what speaks against serving it."""
+        certificate = _certificate(config, configs, states)
+        if _weights(certificate) == "random" and config.name == self._default and not self._allow_random_weights:
+            raise _not_ready("its weights are random, and TIDEGATE_ALLOW_RANDOM_WEIGHTS is not true")
+        try:
+            model = await _describe(self._triton, config)
+        except (DeadlineExceeded, Overloaded):
+            if config.name not in self._models:
+                raise
+            model = self._models[config.name]  # busy is not broken
+        return replace(model, certificate=certificate)
+
+
+def _not_ready(private: str) -> ModelNotReady:
+    return ModelNotReady("The model is not ready.", private=private)
+
+
+def _precedence(state: ModelState) -> tuple[bool, int, str]:
+    """Of a model's versions the highest one that is ready answers, as `model_version: -1` of a step says."""
+    return (state.ready, len(state.version), state.version)  # longer numbers are higher
 
 
 def _unready(error: TidegateError) -> TidegateError:
@@ -187,6 +243,86 @@ def _unready(error: TidegateError) -> TidegateError:
     if isinstance(error, DeadlineExceeded):
         return UpstreamUnavailable("The inference server does not answer.", private=private)
     return ModelNotReady("The model does not answer as it should.", private=private)
+
+
+def _certificate(
+    config: ModelConfig, configs: Mapping[str, ModelConfig], states: Mapping[str, ModelState]
+) -> Mapping[str, Any] | None:
+    """The certificate of the engine that the model `config` runs; None if no step carries one.
+
+    `configs` and `states` are those of every model that is ready. Raises `ModelNotReady` unless the certificate is
+    of the very version that is served, and every preprocessor among the steps has loaded the recipe that the engine
+    was certified with. A preprocessor that does not say which recipe it has is refused too: the builder always
+    writes both sides, so one of them was exchanged, and other pixels would give labels that nobody measured.
+    """
+    parts: list[tuple[ModelConfig, str]] = []
+    for step in config.steps or (Step(config.name),):
+        if step.model not in configs:
+            raise _not_ready(f"its step {step.model} is not ready")
+        asked = str(step.version) if step.version > 0 else states[step.model].version
+        parts.append((configs[step.model], asked))
+    certified = [(part, asked) for part, asked in parts if CERTIFICATE in part.parameters]
+    if not certified:
+        return None
+    if len(certified) > 1:
+        raise _not_ready(f"more than one step carries a certificate: {', '.join(p.name for p, _ in certified)}")
+    ((network, served),) = certified
+    certificate = _read_certificate(network.name, network.parameters[CERTIFICATE])
+    version, sha256 = _text(certificate, "version"), _text(certificate, "preprocess", "sha256")
+    if version is None or sha256 is None:
+        raise _not_ready(f"the certificate of {network.name} lacks its version or preprocess.sha256")
+    if version != served:
+        raise _not_ready(f"the certificate of {network.name} is of version {version}, and version {served} is served")
+    preprocessors = [part for part, _ in parts if PREPROCESS in part.parameters]
+    found = {part.parameters.get(PREPROCESS_SHA256, f"none in {part.name}") for part in preprocessors}
+    if found != {sha256}:
+        raise _not_ready(
+            f"{network.name} was certified with the preprocessing {sha256}, "
+            f"and what runs is {', '.join(sorted(found)) or 'no preprocessor'}"
+        )
+    return certificate
+
+
+def _read_certificate(network: str, text: str) -> Mapping[str, Any]:
+    """The parameter's JSON object; `ModelNotReady` unless it is one that can be shown to callers as it is."""
+    if len(text) > CERTIFICATE_MAX_CHARS:
+        raise _not_ready(f"the certificate of {network} has {len(text)} characters")
+    try:
+        document = json.loads(text)
+        # NaN, infinity and lone surrogates pass the parser, and would fail when they are sent.
+        json.dumps(document, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise _not_ready(f"the certificate of {network} is not JSON: {error}") from error
+    if not isinstance(document, dict) or _depth(document) > CERTIFICATE_MAX_DEPTH:
+        raise _not_ready(f"the certificate of {network} is not an object, or too deep a one")
+    return MappingProxyType(document)
+
+
+def _depth(value: Any) -> int:
+    """How deep lists and objects lie in each other."""
+    deepest, level = 0, [value]
+    while level:
+        deepest += 1
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return deepest
+
+
+def _weights(certificate: Mapping[str, Any] | None) -> str | None:
+    return _text(certificate, "source", "weights")
+
+
+def _text(document: Any, *keys: str) -> str | None:
+    """The string at `keys`, one below the other; None if there is none."""
+    for key in keys:
+        if not isinstance(document, Mapping):
+            return None
+        document = document.get(key)
+    return document if isinstance(document, str) else None
 
 
 async def _describe(triton: Triton, config: ModelConfig) -> Model:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.errors import DeadlineExceeded, TidegateError
-from gateway.triton import Answer, ModelConfig, ModelState, Tensor
+from gateway.triton import Answer, ModelConfig, ModelState, Step, Tensor
 from gateway.triton.discovery import CLASSIFICATION, IMAGE_STATUS, RAW_IMAGE
 
 
@@ -18,7 +18,8 @@ class FakeTriton:
     """Answers `ensemble_model` with probabilities that depend on nothing but each image's own bytes.
 
     `failure` is raised by every call while it is set; `delay` is the seconds that an inference takes.
-    `asked` lists the input shapes of the inferences so far.
+    `asked` lists the input shapes of the inferences so far. `parameters` are those of each model's configuration:
+    the ensemble's, and those of its two steps, where a test may put a certificate.
     """
 
     def __init__(self, classes: int = 10, max_batch: int = 8) -> None:
@@ -29,6 +30,11 @@ class FakeTriton:
         self.delay = 0.0
         self.nan = False
         self.asked: list[tuple[int, ...]] = []
+        self.parameters: dict[str, dict[str, str]] = {
+            "ensemble_model": {"task": "classify"},
+            "preprocessor": {"preprocess": "classifier/preprocess.json"},
+            "classifier": {},
+        }
 
     async def infer(
         self,
@@ -73,11 +79,22 @@ class FakeTriton:
     async def index(self, *, timeout: float) -> list[ModelState]:
         if self.failure:
             raise self.failure
-        return [ModelState("ensemble_model", "1", True), ModelState("preprocessor", "1", True)]
+        return [ModelState(name, "1", True) for name in self.parameters]
 
     async def config(self, model: str, *, timeout: float) -> ModelConfig:
-        parameters = {"task": "classify"} if model == "ensemble_model" else {}
-        return ModelConfig(model, self.max_batch, {CLASSIFICATION: (self.classes,), IMAGE_STATUS: (1,)}, parameters)
+        classes, status = {CLASSIFICATION: (self.classes,)}, {IMAGE_STATUS: (1,)}
+        outputs: dict[str, dict[str, tuple[int, ...]]] = {
+            "preprocessor": {"PREPROCESSED_IMAGE": (64, 64, 3), **status},
+            "classifier": {**classes},
+        }
+        steps = (Step("preprocessor"), Step("classifier")) if model == "ensemble_model" else ()
+        return ModelConfig(
+            model,
+            self.max_batch,
+            outputs.get(model, {**classes, **status}),
+            self.parameters.get(model, {}),
+            steps,
+        )
 
     async def close(self) -> None:
         """Nothing is held."""

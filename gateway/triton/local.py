@@ -186,16 +186,21 @@ class LocalTriton:
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Returns when the server and its models are ready; raises `LocalTritonError` with its reasons if not."""
         deadline = time.monotonic() + timeout_s
-        url = f"http://127.0.0.1:{self.ports.http}/v2/health/ready"
         while time.monotonic() < deadline:
             if self._process is not None and self._process.poll() is not None:
                 break
-            try:
-                with urllib.request.urlopen(url, timeout=1):  # our own address
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
+            if self._is_ready():
+                return
+            time.sleep(0.1)
         raise LocalTritonError(f"Triton did not become ready. {self.reasons()} Its log: {self.log_file}")
+
+    def _is_ready(self) -> bool:
+        """Whether every model has been loaded, or has failed to."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports.http}/v2/health/ready", timeout=1):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
 
     def reasons(self) -> str:
         """The most telling lines of the server's log, for a person."""
@@ -292,11 +297,14 @@ class LocalTriton:
         """The server's exit code; ends a server that has lost a stub, because this Triton never restarts one."""
         assert self._process is not None
         stubs: set[int] = set()
+        ready = False
         while True:
             try:
                 return self._process.wait(WATCH_INTERVAL_S)
             except subprocess.TimeoutExpired:
-                alive = _living_stubs(self._process.pid)
+                ready = ready or self._is_ready()
+                # Before that a stub may end by itself: that of a model which refuses to load.
+                alive = _living_stubs(self._process.pid) if ready else set()
                 if stubs - alive and not self._stopping.is_set():
                     log.error("A model's process died: Triton is stopped", extra={"log_file": str(self.log_file)})
                     self._process.kill()

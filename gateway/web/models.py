@@ -25,13 +25,14 @@ async def list_models(gate: GateDep) -> schemas.ModelList:
 @router.get(
     "/v1/models/{name}",
     responses={404: schemas.PROBLEM, 503: schemas.PROBLEM},
-    summary="One model and its labels",
+    summary="One model, its certificate and its labels",
 )
 async def get_model(name: str, gate: GateDep) -> schemas.ModelDetail:
-    """The model's task, version, limits and the names of its classes, in order."""
+    """The model's task, version and limits, the certificate of its engine, and the names of its classes, in order."""
     readiness = await gate.discovery.check()
     model = await gate.discovery.get(name)
-    return schemas.ModelDetail(**dict(_out(model, readiness.ready)), labels=list(model.labels))
+    certificate = None if model.certificate is None else dict(model.certificate)
+    return schemas.ModelDetail(**dict(_out(model, readiness.ready)), certificate=certificate, labels=list(model.labels))
 
 
 def _out(model: Model, ready: bool) -> schemas.ModelOut:
@@ -42,4 +43,7 @@ def _out(model: Model, ready: bool) -> schemas.ModelOut:
         classes=len(model.labels),
         max_batch=model.max_batch,
         ready=ready,
+        certified=model.certificate is not None,
+        precision=model.precision,
+        weights=model.weights,
     )

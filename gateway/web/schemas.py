@@ -100,11 +100,21 @@ class ModelOut(BaseModel):
     classes: int
     max_batch: int
     ready: bool
+    certified: bool = Field(
+        description="whether its engine carries a certificate, and runs with the preprocessing it was certified with"
+    )
+    precision: str | None = Field(description="what the engine computes in, by its certificate: fp32, fp16, …")
+    weights: str | None = Field(
+        description="by its certificate: pretrained, file, or random (for load tests; its labels mean nothing)"
+    )
 
 
 class ModelDetail(ModelOut):
-    """The same with the names of its classes, in order."""
+    """The same with the engine's certificate, and the names of its classes, in order."""
 
+    certificate: dict[str, Any] | None = Field(
+        description="what the engine was built from and measured to do, in the builder's own words; null without one"
+    )
     labels: list[str]
 
 

@@ -17,6 +17,13 @@ def test_defaults_of_the_contract() -> None:
     assert settings.max_in_flight_images >= settings.max_images
 
 
+def test_random_weights_answer_only_where_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off by default; a variable turns it on."""
+    assert not Settings().allow_random_weights
+    monkeypatch.setenv("TIDEGATE_ALLOW_RANDOM_WEIGHTS", "true")
+    assert load_settings().allow_random_weights
+
+
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable with the prefix changes a setting."""
     monkeypatch.setenv("TIDEGATE_MAX_IMAGES", "7")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -77,6 +78,18 @@ def arguments(**parameters: str) -> dict[str, str]:
         "model_version": "1",
         "model_name": "preprocessor",
     }
+
+
+def with_recipe(repository: Path, content: bytes, sha256: str | None) -> dict[str, str]:
+    """The same for a repository whose recipe is `content`, and whose configuration says `sha256` of it, or nothing."""
+    (repository / "classifier").mkdir(exist_ok=True)
+    (repository / "classifier" / "preprocess.json").write_bytes(content)
+    found = {**arguments(), "model_repository": str(repository / "preprocessor")}
+    config = json.loads(found["model_config"])
+    config["parameters"].pop("preprocess_sha256", None)
+    if sha256 is not None:
+        config["parameters"]["preprocess_sha256"] = {"string_value": sha256}
+    return {**found, "model_config": json.dumps(config)}
 
 
 @pytest.fixture
@@ -193,10 +206,28 @@ def test_a_wrong_parameter_stops_the_start(code: Any, parameters: dict[str, str]
 def test_a_recipe_of_another_size_than_promised_stops_the_start(code: Any, tmp_path: Path) -> None:
     """config.pbtxt and preprocess.json must agree on the size."""
     recipe = json.loads((REPOSITORY / "classifier" / "preprocess.json").read_text())
-    (tmp_path / "classifier").mkdir()
-    (tmp_path / "classifier" / "preprocess.json").write_text(json.dumps({**recipe, "size": 192}))
+    content = json.dumps({**recipe, "size": 192}).encode()
     with pytest.raises(ValueError, match="192"):
-        code.TritonPythonModel().initialize({**arguments(), "model_repository": str(tmp_path / "preprocessor")})
+        code.TritonPythonModel().initialize(with_recipe(tmp_path, content, hashlib.sha256(content).hexdigest()))
+
+
+def test_a_recipe_that_was_not_certified_stops_the_start(code: Any, tmp_path: Path) -> None:
+    """One byte is enough, even one that changes no pixel; the sentence names the file and what to do."""
+    content = (REPOSITORY / "classifier" / "preprocess.json").read_bytes()
+    certified = hashlib.sha256(content).hexdigest()
+    with pytest.raises(ValueError, match=r"classifier/preprocess\.json is not the one .*python -m build_engines"):
+        code.TritonPythonModel().initialize(with_recipe(tmp_path, content + b"\n", certified))
+    model = code.TritonPythonModel()
+    model.initialize(with_recipe(tmp_path, content, certified))
+    model.finalize()
+
+
+def test_without_a_hash_any_recipe_is_taken(code: Any, tmp_path: Path) -> None:
+    """As in a repository that was made by hand."""
+    content = (REPOSITORY / "classifier" / "preprocess.json").read_bytes()
+    model = code.TritonPythonModel()
+    model.initialize(with_recipe(tmp_path, content + b"\n", None))
+    model.finalize()
 
 
 def test_the_folder_can_be_copied_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

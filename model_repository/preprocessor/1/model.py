@@ -3,6 +3,7 @@
 Tensors and status codes are in README.md of the model repository; the pixels are `imaging.py`'s work.
 """
 
+import hashlib
 import importlib.util
 import io
 import json
@@ -41,7 +42,7 @@ class TritonPythonModel:
         config: dict[str, Any] = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         recipe_file = Path(args["model_repository"]).parent / parameters["preprocess"]
-        self._recipe = imaging.Recipe.from_json(recipe_file.read_text())
+        self._recipe = imaging.Recipe.from_json(_certified(recipe_file, parameters.get("preprocess_sha256")))
         size = self._recipe.size
         (pixels,) = (output for output in config["output"] if output["name"] == "PREPROCESSED_IMAGE")
         if [int(side) for side in pixels["dims"]] != [size, size, 3]:
@@ -104,6 +105,18 @@ class _Answer:
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor("PREPROCESSED_IMAGE", self.pixels), pb_utils.Tensor("IMAGE_STATUS", self.statuses)]
         )
+
+
+def _certified(recipe_file: Path, sha256: str | None) -> bytes:
+    """The recipe; ValueError unless its SHA-256 is `sha256` (hexadecimal), the one that the builder wrote down."""
+    content = recipe_file.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and found != sha256:
+        raise ValueError(
+            f"{recipe_file} is not the one that the engine was certified with (its SHA-256 is {found}, not {sha256}): "
+            "put that one back, or build again (python -m build_engines)"
+        )
+    return content
 
 
 def _sample(kind: str) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import ModelNotReady
-from gateway.triton import Triton
+from gateway.triton import Step, Triton
 from gateway.triton.client import TritonClient
 from gateway.triton.discovery import CLASSIFICATION, IMAGE_STATUS, Discovery, image_tensors
 from gateway.triton.fake import FakeTriton
@@ -72,6 +72,23 @@ def test_discovery(ask: Ask) -> None:  # type: ignore[type-arg]
         assert (model.task, model.version, model.max_batch) == ("classify", "1", config.max_batch)
         assert len(set(model.labels)) == config.outputs[CLASSIFICATION][0]
         assert "preprocessor" not in [m.name for m in discovery.models()]
+
+    ask(work)
+
+
+def test_an_ensemble_names_its_steps(ask: Ask) -> None:  # type: ignore[type-arg]
+    """In order, each a model of the same index with a configuration of its own; a step has none."""
+
+    async def work(triton: Triton) -> None:
+        config = await triton.config("ensemble_model", timeout=5)
+        assert config.steps == (Step("preprocessor"), Step("classifier"))
+        ready = {state.name for state in await triton.index(timeout=5) if state.ready}
+        assert {"ensemble_model", "preprocessor", "classifier"} <= ready
+        preprocessor, classifier = [await triton.config(step.model, timeout=5) for step in config.steps]
+        assert (preprocessor.steps, classifier.steps) == ((), ())
+        assert preprocessor.parameters["preprocess"] == "classifier/preprocess.json"
+        assert CLASSIFICATION in classifier.outputs
+        assert CLASSIFICATION not in preprocessor.outputs
 
     ask(work)
 

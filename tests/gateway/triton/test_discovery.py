@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gateway.errors import DeadlineExceeded, ModelNotFound, ModelNotReady, UpstreamUnavailable
-from gateway.triton import Answer, ModelState, Tensor
+from gateway.triton import Answer, ModelConfig, ModelState, Step, Tensor
 from gateway.triton import discovery as discovery_module
 from gateway.triton.discovery import CLASSIFICATION, Discovery
 from gateway.triton.fake import FakeTriton
@@ -124,5 +127,217 @@ def test_a_busy_model_is_not_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(discovery_module, "FRESH_S", 0)
         assert not (await discovery.check(max_age_s=0)).ready  # no proof, and no answer to the probe
         assert await discovery.get(None) == model
+
+    asyncio.run(work())
+
+
+RECIPE = "ab" * 32
+
+
+def certify(fake: FakeTriton, recipe: str | None = RECIPE, **changes: Any) -> dict[str, Any]:
+    """Gives the fake's classifier a certificate, and its preprocessor a `recipe`; returns the certificate."""
+    certificate = {
+        "schema": 1,
+        "version": "1",
+        "precision": "fp16",
+        "source": {"name": "efficientnet_lite0", "weights": "pretrained"},
+        "preprocess": {"file": "preprocess.json", "sha256": RECIPE},
+        "anything": [1.5, None, {"else": "é"}],
+        **changes,
+    }
+    fake.parameters["classifier"]["certificate"] = json.dumps(certificate)
+    if recipe is not None:
+        fake.parameters["preprocessor"]["preprocess_sha256"] = recipe
+    return certificate
+
+
+def private_reason(triton: FakeTriton) -> str:
+    """Why the default model is not ready; the caller reads none of it."""
+
+    async def work() -> str:
+        discovery = Discovery(triton, "ensemble_model", 5)
+        assert not (await discovery.check()).ready
+        assert discovery.broken() == ["ensemble_model"]
+        with pytest.raises(ModelNotReady) as error:
+            await discovery.get(None)
+        assert error.value.detail == "The model is not ready."
+        return error.value.private or ""
+
+    return asyncio.run(work())
+
+
+def test_a_certificate_is_passed_on_as_it_is(fake: FakeTriton) -> None:
+    """All its keys, those of later builders included; without one there is none."""
+
+    async def work() -> None:
+        assert (await Discovery(fake, "ensemble_model", 5).get(None)).certificate is None
+        certificate = certify(fake)
+        model = await Discovery(fake, "ensemble_model", 5).get(None)
+        assert model.certificate == certificate
+        assert (model.precision, model.weights) == ("fp16", "pretrained")
+
+    asyncio.run(work())
+
+
+def test_every_configuration_is_asked_for_once() -> None:
+    """The steps are in the index like every model: following an ensemble to them costs no further call."""
+    asked = []
+
+    class Counting(FakeTriton):
+        async def config(self, model: str, *, timeout: float) -> ModelConfig:
+            asked.append(model)
+            return await super().config(model, timeout=timeout)
+
+    certify(counting := Counting())
+    assert asyncio.run(Discovery(counting, "ensemble_model", 5).check()).ready
+    assert sorted(asked) == ["classifier", "ensemble_model", "preprocessor"]
+
+
+def test_other_preprocessing_than_the_certified_is_not_ready(fake: FakeTriton) -> None:
+    """The log names both hashes."""
+    certify(fake, recipe="cd" * 32)
+    reason = private_reason(fake)
+    assert RECIPE in reason
+    assert "cd" * 32 in reason
+
+
+def test_a_preprocessor_that_does_not_say_what_it_runs_is_not_ready(fake: FakeTriton) -> None:
+    """Nor is a certified network without one: nobody can say that its pixels are those that were measured."""
+    certify(fake, recipe=None)
+    assert "none in preprocessor" in private_reason(fake)
+    del fake.parameters["preprocessor"]["preprocess"]
+    assert "no preprocessor" in private_reason(fake)
+
+
+def test_a_certificate_of_another_version_is_not_ready(fake: FakeTriton) -> None:
+    """It would be shown for an engine that it does not describe."""
+    certify(fake, version="2")
+    assert "version 2, and version 1 is served" in private_reason(fake)
+
+
+class Versions(FakeTriton):
+    """Serves the classifier's versions 9 and 10, of which the ensemble asks for `pinned`."""
+
+    pinned = -1
+
+    async def index(self, *, timeout: float) -> list[ModelState]:
+        others = [state for state in await super().index(timeout=timeout) if state.name != "classifier"]
+        versions = {"10": True, "9": True, "11": False}
+        return [*others, *(ModelState("classifier", version, ready) for version, ready in versions.items())]
+
+    async def config(self, model: str, *, timeout: float) -> ModelConfig:
+        config = await super().config(model, timeout=timeout)
+        return replace(
+            config, steps=tuple(replace(s, version=self.pinned) for s in config.steps[1:]) + config.steps[:1]
+        )
+
+
+@pytest.mark.parametrize(("pinned", "served"), [(-1, "10"), (9, "9")])
+def test_the_version_is_the_one_that_the_ensemble_asks_for(pinned: int, served: str) -> None:
+    """The highest that is ready, by number, unless the ensemble names another."""
+    triton = Versions()
+    triton.pinned = pinned
+    for version in ("9", "10", "11"):
+        certify(triton, version=version)
+        if version == served:
+            assert asyncio.run(Discovery(triton, "ensemble_model", 5).check()).ready
+        else:
+            assert f"version {served} is served" in private_reason(triton)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[1]", "not an object"),
+        ('"words"', "not an object"),
+        ("null", "not an object"),
+        ("{}", "lacks its version"),
+        ('{"version": 1, "preprocess": {"sha256": "ab"}}', "lacks its version"),
+        ('{"version": "1", "preprocess": "ab"}', "preprocess.sha256"),
+        ('{"version": "1", "preprocess": {"sha256": null}}', "preprocess.sha256"),
+        ('{"speed": NaN}', "not JSON"),
+        ('{"speed": 1e999}', "not JSON"),
+        ('{"name": "\\ud800"}', "not JSON"),
+        ('{"a":' * 100 + "1" + "}" * 100, "too deep"),
+        ("[" * 50_000 + "]" * 50_000, "characters"),
+        ("[" * 30_000 + "]" * 30_000, "not JSON"),
+        (json.dumps({"version": "1", "padding": " " * 2**16}), "characters"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_a_broken_certificate_is_not_ready(fake: FakeTriton, text: str, words: str) -> None:
+    """What could not be checked, or not be shown, is the operator's trouble and no internal error."""
+    certify(fake)
+    fake.parameters["classifier"]["certificate"] = text
+    assert words in private_reason(fake)
+
+
+def test_two_certificates_are_one_too_many(fake: FakeTriton) -> None:
+    """Which of them should be shown?"""
+    certify(fake)
+    fake.parameters["preprocessor"]["certificate"] = fake.parameters["classifier"]["certificate"]
+    assert "more than one step" in private_reason(fake)
+
+
+def test_a_step_that_is_not_served() -> None:
+    """Without it nothing can be said about the ensemble."""
+
+    class Lost(FakeTriton):
+        async def config(self, model: str, *, timeout: float) -> ModelConfig:
+            config = await super().config(model, timeout=timeout)
+            return replace(config, steps=(*config.steps, Step("lost"))) if config.steps else config
+
+    assert "lost is not ready" in private_reason(Lost())
+
+
+def test_random_weights_do_not_answer_as_the_default(fake: FakeTriton) -> None:
+    """Only where the operator allows it; under its own name such a model is served, and says what it is."""
+    certify(fake, source={"name": "efficientnet_lite0", "weights": "random"})
+    assert "TIDEGATE_ALLOW_RANDOM_WEIGHTS" in private_reason(fake)
+
+    async def work() -> None:
+        allowed = Discovery(fake, "ensemble_model", 5, allow_random_weights=True)
+        assert (await allowed.check()).ready
+        other_default = Discovery(fake, "another", 5)
+        assert (await other_default.get("ensemble_model")).weights == "random"
+
+    asyncio.run(work())
+
+
+def test_a_lasting_reason_is_logged_once(
+    fake: FakeTriton, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model that is not ready is looked at twice a second; the log says so once, and again when it is another."""
+
+    async def work() -> None:
+        discovery = Discovery(fake, "ensemble_model", 5)
+        for version in ("2", "2", "3"):
+            certify(fake, version=version)
+            await discovery.check(max_age_s=-1)
+
+    with caplog.at_level(logging.WARNING, "gateway.triton.discovery"):
+        asyncio.run(work())
+    reasons = [vars(r)["reason"] for r in caplog.records if r.message == "A model cannot be used"]
+    assert [reason.split()[7] for reason in reasons] == ["2,", "3,"]
+
+
+def test_a_busy_model_shows_its_new_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration is read without an inference: a new certificate is seen, a wrong one refused, under load."""
+    monkeypatch.setattr(discovery_module, "REDISCOVER_S", 0)
+
+    async def work() -> None:
+        triton = Busy()
+        discovery = Discovery(triton, "ensemble_model", 5)
+        model = await discovery.get(None)
+        triton.busy = True
+        certificate = certify(triton)
+        discovery.proved(model)
+        assert (await discovery.check(max_age_s=-1)).ready
+        assert (await discovery.get(None)).certificate == certificate
+        certify(triton, recipe="cd" * 32)
+        discovery.proved(model)
+        assert not (await discovery.check(max_age_s=-1)).ready
 
     asyncio.run(work())

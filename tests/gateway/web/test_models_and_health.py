@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
@@ -21,6 +22,36 @@ def test_models(client: httpx.Client) -> None:
     detail = client.get("/v1/models/ensemble_model").json()
     assert detail["labels"] == [f"class {i}" for i in range(10)]
     assert client.get("/v1/models/nope").json()["code"] == "model_not_found"
+
+
+def test_a_model_made_by_hand_has_no_certificate(client: httpx.Client) -> None:
+    """It is served, and says so: null, not a missing key."""
+    (listed,) = client.get("/v1/models").json()["data"]
+    assert (listed["certified"], listed["precision"], listed["weights"]) == (False, None, None)
+    assert client.get("/v1/models/ensemble_model").json()["certificate"] is None
+
+
+def test_the_certificate_is_shown_as_the_builder_wrote_it(own_client: httpx.Client, fake: FakeTriton) -> None:
+    """One model shows the whole document, the list says that there is one and what it is about."""
+    certificate = {
+        "version": "1",
+        "precision": "int8",
+        "source": {"name": "timm/resnet50", "weights": "file", "sha256": "12" * 32},
+        "preprocess": {"sha256": "ab" * 32},
+        "measured": {"images_per_s": 1234.5, "notes": ["a", None, True], "device": "größer 4", "large": 2**70},
+    }
+    fake.parameters["classifier"]["certificate"] = json.dumps(certificate)
+    fake.parameters["preprocessor"]["preprocess_sha256"] = "ab" * 32
+    fake.failure = UpstreamUnavailable("restarts with the new model")
+    time.sleep(1.05)  # a probe's result is good for one second
+    assert own_client.get("/readyz").status_code == 503
+    fake.failure = None
+    time.sleep(1.05)
+    assert own_client.get("/readyz").status_code == 200
+    assert own_client.get("/v1/models/ensemble_model").json()["certificate"] == certificate
+    (listed,) = own_client.get("/v1/models").json()["data"]
+    assert (listed["certified"], listed["precision"], listed["weights"]) == (True, "int8", "file")
+    assert "certificate" not in listed
 
 
 def test_readiness_follows_triton_and_liveness_does_not(own_client: httpx.Client, fake: FakeTriton) -> None:
