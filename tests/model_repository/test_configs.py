@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
+
+from build_engines.configs import DEFAULT_MODEL, Entry, ensemble_config, network_config, preprocessor_config
+from build_engines.targets.tensorrt import SERVING
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 CONFIGS = sorted(REPOSITORY.rglob("*.pbtxt"))
@@ -86,3 +90,16 @@ def test_the_classifier_on_the_cpu_is_two_instances() -> None:
     """One computes on all cores while the other hands its answers over."""
     (group,) = parse(REPOSITORY / "classifier" / "configs" / "cpu.pbtxt").instance_group
     assert (group.count, group.kind) == (2, model_config_pb2.ModelInstanceGroup.KIND_CPU)
+
+
+def test_the_files_in_git_are_what_the_builder_writes() -> None:
+    """The default model's GPU configurations say, word for word, what a TensorRT build of it would publish."""
+    entry = Entry(REPOSITORY, DEFAULT_MODEL)
+    recipe = hashlib.sha256((REPOSITORY / "classifier" / "preprocess.json").read_bytes()).hexdigest()
+    written = {
+        "classifier": network_config(entry, SERVING, size=224, width=1000),
+        "ensemble_model": ensemble_config(entry, SERVING, width=1000),
+        "preprocessor": preprocessor_config(entry, size=224, recipe_sha256=recipe),
+    }
+    for model, text in written.items():
+        assert (REPOSITORY / model / "config.pbtxt").read_text() == text
