@@ -7,7 +7,7 @@ Ways of using the cores, for onnxruntime and for OpenVINO, both in FP32:
   one session     the whole batch through one session, as many threads as cores
   chunks          the batch cut into as many equal chunks as cores, each through one thread
   images          one image at a time through each core
-  served          what build_engines/serving/onnx_classifier.py does
+  served          what build_engines/serving/openvino_engine.py does
 
 Each figure is the best of several rounds, in which the ways take turns, because a shared machine only ever
 slows a round down. The result decided docs/adr/0002-cpu-runtime.md.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +31,10 @@ import numpy.typing as npt
 import onnxruntime
 import openvino
 
-from build_engines import build_default
-from build_engines.serving.onnx_classifier import INPUT, OnnxClassifier
+from build_engines.build import DEFAULT_SOURCE
+from build_engines.preprocessing import Preprocessing
+from build_engines.serving.openvino_engine import Engine
+from build_engines.sources import INPUT, find_source
 
 Images = npt.NDArray[np.uint8]
 Probabilities = npt.NDArray[np.float32]
@@ -55,12 +58,13 @@ class Figure:
 def main() -> None:
     """Measures every way and prints a table for a Markdown page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="an ONNX classifier (default: the newest one that was built)")
+    parser.add_argument("--model", type=Path, help="an ONNX classifier in FP32 (default: the default model)")
     parser.add_argument("--rounds", type=int, default=9, help="rounds for each figure (default: %(default)s)")
     parser.add_argument("--images", type=int, default=32, help="images a round, at least (default: %(default)s)")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-    ways = contenders(options.model or newest_model(), cores)
+    with tempfile.TemporaryDirectory() as folder:
+        ways = contenders(options.model or default_model(Path(folder)), cores)
     images = np.random.default_rng(0).integers(0, 256, (max(BATCHES), 224, 224, 3), dtype=np.uint8)
     print(
         f"{cores} cores ({platform.processor() or platform.machine()}), "
@@ -75,9 +79,14 @@ def main() -> None:
         print(f"| {name} |", " | ".join(cells), f"| {largest_difference(classify, images):.0e} |")
 
 
-def newest_model() -> Path:
-    """The newest version of the default model, which is built if need be."""
-    return build_default(Path(__file__).parents[1] / "model_repository") / "model.onnx"
+def default_model(folder: Path) -> Path:
+    """The default model's graph in FP32, as a file."""
+    source = find_source(DEFAULT_SOURCE)
+    recipe = source.preprocess()
+    assert recipe is not None
+    path = folder / "model.onnx"
+    path.write_bytes(source.load(Preprocessing.of(recipe).normalisation).graph)
+    return path
 
 
 def contenders(model: Path, cores: int) -> Mapping[str, Classify]:
@@ -102,7 +111,7 @@ def contenders(model: Path, cores: int) -> Mapping[str, Classify]:
         "OpenVINO, one session": OpenVINORequests(model, streams=1, threads=cores),
         "OpenVINO, chunks": by_chunks(streams, cores),
         "OpenVINO, images": by_chunks(OpenVINORequests(model, streams=cores, threads=cores, batch=1), None),
-        "served": OnnxClassifier(model, cores),
+        "served": Engine(model, cores, "fp32"),
     }
 
 

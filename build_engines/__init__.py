@@ -1,4 +1,4 @@
-"""Checkpoint → ONNX → verified model repository entry. Never imports the gateway.
+"""Checkpoint → ONNX → engine → verified model repository entry. Never imports the gateway.
 
 Importing this package is cheap: what a build needs is imported when it is called.
 """
@@ -16,9 +16,8 @@ __all__ = ["BuildError", "build_default"]
 def build_default(repository: Path, *, force: bool = False, say: Callable[[str], object] = print) -> Path:
     """Builds the default classifier into `repository` unless it is up to date; returns the version's folder.
 
-    `say` gets one line about what was done. Raises `BuildError`, whose message is for a person.
+    `say` gets lines about what was done. Raises `BuildError`, whose message is for a person.
     """
-    from build_engines.build import build
-    from build_engines.sources import SOURCES
+    from build_engines.build import Order, build
 
-    return build(SOURCES["efficientnet_lite0"], repository / "classifier", force=force, say=say)
+    return build(Order(repository=repository, force=force, work=repository.parent / ".build_engines"), say)

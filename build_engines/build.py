@@ -1,112 +1,466 @@
-"""The whole way from installed weights to a published model: fingerprint, read, build, check, publish."""
+"""The whole way from a source to a served version, in order: load, calibrate, build, judge, publish."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from build_engines.errors import BuildError, SourceError
-from build_engines.publish import publish, published
-from build_engines.sources import INSTALL, Checkpoint, Source, find_checkpoint
+from build_engines import publish
+from build_engines.configs import DEFAULT_MODEL, Entry
+from build_engines.errors import BuildError, GateError, SourceError
+from build_engines.preprocessing import Preprocessing
+from build_engines.sources import Wish, find_source
+from build_engines.stages import Stages
+from build_engines.targets.registry import find_target
 
-_HERE = Path(__file__).parent
-_PROGRAM = _HERE / "serving" / "onnx_classifier.py"
+if TYPE_CHECKING:
+    from build_engines.calibration import Ranges
+    from build_engines.gate import Agreement
+    from build_engines.images import ImageSet
+    from build_engines.sources import Network, Source
+    from build_engines.targets import Answers, Calibration, Engine, Target
 
-# A change of any of these can change what is published.
-_BUILDER = ("checkpoint.py", "efficientnet_lite.py", "preprocessing.py", "serving/onnx_classifier.py")
+DEFAULT_SOURCE = "efficientnet_lite0"
+DEFAULT_TARGET = "openvino"
+
+_PACKAGE = Path(__file__).parent
+_GRAPH_PICTURES = 100
+_CALIBRATION_PICTURES = 512  # for a target that wants them all at once
+_CHUNK = 32  # pictures in memory at once, while an engine is judged
 
 
-def build(source: Source, entry: Path, *, force: bool = False, say: Callable[[str], object] = print) -> Path:
-    """Builds `source` into `entry`, a model's folder in a repository, and returns the version's folder.
+@dataclass(frozen=True)
+class Order:
+    """What a user wants built."""
 
-    Does nothing when the published version was made of the same things, unless `force` is set. Says one line
-    about what it did. Raises `BuildError` when it cannot; what was published before is then still in place.
+    source: str = DEFAULT_SOURCE
+    wish: Wish = field(default_factory=Wish)
+    repository: Path = Path("model_repository")
+    model: str = DEFAULT_MODEL
+    target: str = DEFAULT_TARGET
+    precision: str | None = None
+    """None: INT8 where its ranges are known without pictures or measured on given ones, else the target's first."""
+    preprocess: Path | None = None
+    """A `preprocess.json`, in place of the source's own."""
+    labels: Path | None = None
+    """A file with a class's name a line, in place of the source's own."""
+    calibration: Path | None = None
+    """A folder of pictures, or a table of ranges, for INT8."""
+    calibration_part: str | None = None
+    images: Path | None = None
+    """A folder of pictures to judge with."""
+    part: str | None = None
+    min_agreement: float | None = None
+    max_accuracy_loss: float | None = None
+    """Limits of the gate in place of the precision's own."""
+    work: Path = Path(".build_engines")
+    command: str = ""
+    """What makes the same again."""
+    force: bool = False
+    promote: bool = True
+
+
+Say = Callable[[str], object]
+
+
+def build(order: Order, say: Say = print) -> Path:
+    """Builds what is ordered, publishes it, and returns the version's folder.
+
+    Does nothing when the version that is served was made of the same things, unless `force` is set. Says a line
+    for each slow step and one about what was done. Raises `BuildError` when it cannot; what was served before is
+    then served still.
     """
     start = time.perf_counter()
-    preprocess, labels = (_read(entry / name) for name in ("preprocess.json", "labels.txt"))
-    checkpoint = find_checkpoint(source)
-    inputs = _inputs(source, checkpoint, preprocess, labels)
-    present = published(entry)
-    if present and not force and all(present[1].get(key) == value for key, value in inputs.items()):
-        say(f"{entry.name}: version {present[0].name} is up to date in {present[0]}")
-        return present[0]
-    content = _graph(source, checkpoint, preprocess, entry / "labels.txt")
-    folder = publish(
+    source = find_source(order.source, order.wish)
+    target = find_target(order.target)
+    entry = Entry(order.repository, order.model, source.task)
+    if order.wish.weights == "random" and order.model == DEFAULT_MODEL:
+        raise SourceError("Random weights are for load tests and are never the default model: give another --model.")
+    preprocessing = _preprocessing(order, source, entry)
+    table = _table(order, source, preprocessing)
+    precision = order.precision or ("int8" if table or order.calibration else target.precisions[0])
+    inputs = _inputs(order, source, target, precision, preprocessing, table)
+    if not order.force and (folder := _up_to_date(order, entry, inputs, say)):
+        return folder
+
+    stages = Stages(order.work / order.model, say)
+    network = source.load(preprocessing.normalisation)
+    labels = _labels(order, network, entry)
+    calibration = _calibration(order, source, target, precision, network, preprocessing, table, stages)
+    engine = target.build(network, precision, calibration, stages)
+    agreement = _judge(order, source, network, engine, precision, preprocessing, labels, stages, say)
+
+    from build_engines.measure import performance
+
+    say("measuring speed and memory")
+    files = {**engine.files, "preprocess.json": preprocessing.content}
+    if labels is not None:
+        files["labels.txt"] = labels
+    folder = publish.stage(
         entry,
-        {"model.onnx": content, "model.py": _PROGRAM.read_bytes()},
-        {
+        files,
+        serving=engine.serving,
+        size=preprocessing.recipe.size,
+        width=network.width,
+        certificate={
+            "model": order.model,
+            "task": network.task,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "command": f"python -m build_engines {source.name}",
-            "precision": "fp32",
+            "command": order.command or _command(order),
             **inputs,
-            "versions": {
-                "python": platform.python_version(),
-                **{package: _version(package) for package in ("numpy", "onnxruntime")},
-            },
+            "labels": {"sha256": hashlib.sha256(labels).hexdigest()} if labels is not None else None,
+            "calibration": _origin(calibration),
+            "python": platform.python_version(),
+            "layers": dict(engine.layers),
+            "device": engine.device,
+            "agreement": asdict(agreement),
+            "performance": performance(engine, precision, preprocessing.recipe.size),
         },
     )
+    if order.promote:
+        publish.promote(entry, folder.name)
+        publish.pin(entry, None)
     seconds = time.perf_counter() - start
-    say(f"{entry.name}: built version {folder.name} from {source.name} in {seconds:.1f} s in {folder}")
+    did = "built" if order.promote else "staged, not served,"
+    say(f"{order.model}: {did} version {folder.name} from {source.name} ({precision}) in {seconds:.1f} s in {folder}")
     return folder
 
 
-def _graph(source: Source, checkpoint: Checkpoint, preprocess: bytes, labels: Path) -> bytes:
-    """The checked model as the content of an ONNX file: the same bytes from the same inputs."""
+def calibrate(order: Order, out: Path, say: Say = print) -> None:
+    """Measures the ranges for INT8 on the pictures of `order.calibration` and writes the table to `out`."""
+    source = find_source(order.source, order.wish)
+    preprocessing = _preprocessing(order, source, Entry(order.repository, order.model, source.task))
+    network = source.load(preprocessing.normalisation)
+    ranges = _measured(order, source, network, preprocessing, Stages(order.work / order.model, say))
     try:
-        from build_engines import gate
-        from build_engines.checkpoint import read_checkpoint
-        from build_engines.preprocessing import read_normalisation
-
-        normalisation = read_normalisation(preprocess)
-        if normalisation.color != source.color:
-            raise SourceError(
-                f"preprocess.json gives {normalisation.color} images, and {source.name} needs {source.color}: "
-                "change its color, mean and std."
-            )
-        model = source.graph(read_checkpoint(checkpoint.content), normalisation)
-        content: bytes = model.SerializeToString(deterministic=True)
-        gate.check(content, labels)
-    except ModuleNotFoundError as error:
-        raise BuildError(f"The package {error.name} is not installed: {INSTALL}.") from error
-    return content
+        out.write_bytes(replace(ranges, command=order.command).to_json())
+    except OSError as error:
+        raise BuildError(f"{out} cannot be written ({error.strerror}).") from error
+    say(f"{out}: {len(ranges.values)} ranges from {ranges.images} pictures")
 
 
-def _inputs(source: Source, checkpoint: Checkpoint, preprocess: bytes, labels: bytes) -> dict[str, Any]:
-    """Everything that a model is made of, as its certificate names it."""
-    builder = b"\0".join((_HERE / name).read_bytes() for name in _BUILDER)
+def chosen(entry: Entry, variant: str, source: str) -> str | None:
+    """Why what is served should be left as it is: somebody chose it. None where nobody did."""
+    version = publish.served(entry, variant)
+    certificate = publish.read_certificate(entry.folder / version) if version else None
+    if certificate is None:
+        return None
+    if certificate["source"]["name"] != source:
+        return f"version {version}, made of {certificate['source']['name']}, is served"
+    if publish.pinned(entry) == version:
+        return f"version {version} was chosen by hand"
+    return None
+
+
+def _preprocessing(order: Order, source: Source, entry: Entry) -> Preprocessing:
+    """The recipe: the one given, else the source's own, else the one that lies there."""
+    present = entry.folder / "preprocess.json"
+    if order.preprocess is not None:
+        return Preprocessing.read(_read(order.preprocess))
+    own = source.preprocess()
+    if own is not None:
+        preprocessing = Preprocessing.of(own)
+        with suppress(BuildError):
+            if (there := Preprocessing.read(_read(present))).document == preprocessing.document:
+                return there  # as its author formatted it
+        return preprocessing
+    if present.is_file():
+        return Preprocessing.read(_read(present))
+    raise SourceError(
+        f"{source.name} does not say how its pictures are prepared: write a preprocess.json "
+        "(model_repository/README.md explains its keys) and name it with --preprocess."
+    )
+
+
+def _table(order: Order, source: Source, preprocessing: Preprocessing) -> Ranges | None:
+    """The table of ranges that was given, or that ships for just this source and recipe."""
+    from build_engines.calibration import TABLES, Ranges, recipe_sha256
+
+    given = order.calibration is not None and order.calibration.is_file()
+    path = order.calibration if given else TABLES / f"{source.name}.json"
+    if order.precision not in (None, "int8") or path is None or not (given or order.calibration is None):
+        return None
+    if not path.is_file() or find_target(order.target).calibrates_on != "ranges":
+        return None
+    ranges = Ranges.from_json(_read(path))
+    fits = ranges.weights_sha256 == source.identity().get("sha256")
+    if fits and ranges.preprocess_sha256 == recipe_sha256(preprocessing.document):
+        return ranges
+    if given:
+        raise SourceError(f"{path} was measured with other weights or another preprocess.json: calibrate again.")
+    return None
+
+
+def _calibration(
+    order: Order,
+    source: Source,
+    target: Target,
+    precision: str,
+    network: Network,
+    preprocessing: Preprocessing,
+    table: Ranges | None,
+    stages: Stages,
+) -> Calibration:
+    """What the target fits the precision to; INT8 without pictures is refused."""
+    import numpy as np
+
+    from build_engines.targets import Calibration
+
+    if target.calibrates_on == "ranges":
+        if precision != "int8":
+            return Calibration()
+        return Calibration(ranges=table or _measured(order, source, network, preprocessing, stages))
+    if order.calibration is None and precision != "int8":
+        return Calibration()
+    pictures = _calibration_pictures(order).pictures[:_CALIBRATION_PICTURES]
+    return Calibration(pixels=np.stack([preprocessing.pixels(picture.read()) for picture in pictures]))
+
+
+def _calibration_pictures(order: Order) -> ImageSet:
+    from build_engines.images import read_images
+
+    if order.calibration is None:
+        raise SourceError(
+            "INT8 needs pictures to measure the ranges of activations on: name a folder of at least "
+            "100 with --calibration. Noise would give a wrong engine."
+        )
+    return read_images(order.calibration).part(order.calibration_part)
+
+
+def _measured(order: Order, source: Source, network: Network, preprocessing: Preprocessing, stages: Stages) -> Ranges:
+    from build_engines.calibration import Ranges, measure, recipe_sha256
+
+    pictures = _calibration_pictures(order)
+    content = stages.result(
+        "ranges",
+        [hashlib.sha256(network.graph).hexdigest(), [str(picture.path.resolve()) for picture in pictures.pictures]],
+        f"measuring the ranges of activations on {len(pictures)} pictures",
+        lambda: Ranges(
+            measure(network.graph, (preprocessing.pixels(picture.read()) for picture in pictures.pictures)),
+            len(pictures),
+            source.identity().get("sha256"),
+            recipe_sha256(preprocessing.document),
+            order.command,
+        ).to_json(),
+    )
+    return Ranges.from_json(content)
+
+
+def _labels(order: Order, network: Network, entry: Entry) -> bytes | None:
+    """The content of labels.txt: the one given, else the source's own names; None for features."""
+    if network.task != "classify":
+        return None
+    if order.labels is not None:
+        return _read(order.labels)
+    if network.labels is not None:
+        return "".join(f"{label}\n" for label in network.labels).encode()
+    if order.wish.weights == "random":
+        return "".join(f"class {index}\n" for index in range(network.width)).encode()
+    raise SourceError(
+        f"{order.source} does not name its {network.width} classes: "
+        "give a file with a name a line, in their order, with --labels."
+    )
+
+
+def _judge(
+    order: Order,
+    source: Source,
+    network: Network,
+    engine: Engine,
+    precision: str,
+    preprocessing: Preprocessing,
+    labels: bytes | None,
+    stages: Stages,
+    say: Say,
+) -> Agreement:
+    """Compares the engine with its source; raises `GateError`, and shows both in a report, when they differ."""
+    import numpy as np
+
+    from build_engines import gate, report
+    from build_engines.images import built_in, read_images
+
+    limits = gate.LIMITS[precision]
+    if order.min_agreement is not None:
+        limits = replace(limits, top1=order.min_agreement)
+    if order.max_accuracy_loss is not None:
+        limits = replace(limits, accuracy_loss=order.max_accuracy_loss)
+    if order.images is None:
+        pictures = built_in()
+        say(f"judging on {len(pictures)} built-in pictures, which are few: name a folder of your own with --images")
+    else:
+        pictures = read_images(order.images).part(order.part)
+        say(f"judging on {len(pictures)} pictures")
+    names = gate.read_labels(labels, network.width) if labels is not None else ()
+    truth = pictures.truth(names) if names else np.full(len(pictures), -1)
+    own = source.preprocess()
+    theirs = preprocessing if own is None else Preprocessing.of(own)
+    expected = _answers(network.reference, pictures, theirs)
+    faults = _faults_of_graph(network, pictures, expected, preprocessing)
+    answers = _answers(engine.run, pictures, preprocessing)
+    first = [preprocessing.pixels(picture.read()) for picture in pictures.pictures[:4]]
+    alone = np.concatenate([engine.run(np.stack([pixels])) for pixels in first])
+    faults += gate.faults_of_answers(answers, alone, task=network.task, images=len(pictures), width=network.width)
+    faults += gate.faults_of_layers(engine.layers, precision, limits)
+    if expected.shape != answers.shape:
+        raise GateError(f"{order.model}: the engine was refused, nothing was published: {'; '.join(faults)}.")
+    agreement = gate.compare(expected, answers, task=network.task, truth=truth, kind=pictures.kind)
+    faults = faults or gate.faults_of_agreement(agreement, limits)
+    faults += gate.faults_of_labels(expected, truth)
+    path = stages.folder / "report.html"
+    shown = [
+        report.Shown(
+            pictures.pictures[index].path.name,
+            theirs.pixels(pictures.pictures[index].read()),
+            preprocessing.pixels(pictures.pictures[index].read()),
+            expected[index],
+            answers[index],
+        )
+        for index in gate.worst(expected, answers, report.SHOWN)
+    ]
+    report.write(
+        path,
+        title=f"{order.model}: {source.name}, {order.target}, {precision}",
+        agreement=agreement,
+        limits=limits,
+        layers=engine.layers,
+        faults=faults,
+        labels=names,
+        shown=shown,
+    )
+    if faults:
+        raise GateError(
+            f"{order.model}: the engine was refused, nothing was published: {'; '.join(faults)}. "
+            f"{path} shows the pictures that differ most."
+        )
+    return agreement
+
+
+def _faults_of_graph(
+    network: Network, pictures: ImageSet, expected: Answers, preprocessing: Preprocessing
+) -> list[str]:
+    """Where the FP32 graph, before any precision is taken from it, is not the source."""
+    import numpy as np
+    import onnxruntime
+
+    from build_engines import gate
+    from build_engines.sources import INPUT
+
+    try:
+        session = onnxruntime.InferenceSession(network.graph, providers=["CPUExecutionProvider"])
+        first = replace(pictures, pictures=pictures.pictures[:_GRAPH_PICTURES])
+        answers = _answers(lambda pixels: session.run(None, {INPUT: pixels})[0], first, preprocessing)
+    except BuildError:
+        raise
+    except Exception as error:  # onnxruntime's own errors share no base but this
+        raise GateError(f"The graph does not run ({error}); nothing was published.") from error
+    if answers.shape != (len(first), network.width) or not np.isfinite(answers).all():
+        return [f"the graph answers with the shape {answers.shape}, or with values that are not finite"]
+    unknown = np.full(len(first), -1)
+    agreement = gate.compare(expected[: len(first)], answers, task=network.task, truth=unknown)
+    return [f"already in FP32, {fault}" for fault in gate.faults_of_agreement(agreement, gate.LIMITS["fp32"])]
+
+
+def _answers(run: Callable[[Any], Answers], pictures: ImageSet, preprocessing: Preprocessing) -> Answers:
+    """The outputs for every picture, FP32 [n, width]; not all pictures are in memory at once."""
+    import numpy as np
+
+    from build_engines.errors import ImageSetError
+
+    rows = []
+    for start in range(0, len(pictures), _CHUNK):
+        pixels = []
+        for picture in pictures.pictures[start : start + _CHUNK]:
+            try:
+                pixels.append(preprocessing.pixels(picture.read()))
+            except ImageSetError as error:
+                raise ImageSetError(f"{picture.path}: {error}. Take it out of the set.") from error
+        rows.append(run(np.stack(pixels)))
+    return np.concatenate(rows)
+
+
+def _inputs(
+    order: Order,
+    source: Source,
+    target: Target,
+    precision: str,
+    preprocessing: Preprocessing,
+    table: Ranges | None,
+) -> dict[str, Any]:
+    """Everything that an engine is made of, as its certificate names it; quick to find out."""
+    if precision not in target.precisions:
+        raise SourceError(f"{target.name} builds {', '.join(target.precisions)}, not {precision}.")
+    code = b"\0".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")) if "tuning" not in path.parts)
+    pictures = {"calibration": order.calibration, "images": order.images}
     return {
-        "source": {
-            "name": source.name,
-            "package": source.package,
-            "package_version": checkpoint.package_version,
-            "license": source.license,
-            "file": source.file,
-            "sha256": hashlib.sha256(checkpoint.content).hexdigest(),
+        "source": dict(source.identity()),
+        "preprocess": {"sha256": hashlib.sha256(preprocessing.content).hexdigest()},
+        "target": target.name,
+        "precision": precision,
+        "versions": {**_versions(), **target.identity(precision)},
+        "builder": {
+            "sha256": hashlib.sha256(code).hexdigest(),
+            "pictures": {use: _fingerprint(path) for use, path in pictures.items() if path is not None},
+            "ranges": table.sha256 if table else None,
+            "labels": hashlib.sha256(_read(order.labels)).hexdigest() if order.labels else None,
         },
-        "preprocess": {"file": "preprocess.json", "sha256": hashlib.sha256(preprocess).hexdigest()},
-        "labels": {"file": "labels.txt", "sha256": hashlib.sha256(labels).hexdigest()},
-        "builder": {"onnx": _version("onnx"), "sha256": hashlib.sha256(builder).hexdigest()},
     }
+
+
+def _fingerprint(path: Path) -> str:
+    """Of a file's content, or of the names and sizes in a folder."""
+    if path.is_file():
+        return hashlib.sha256(_read(path)).hexdigest()
+    files = sorted(f"{file.relative_to(path)} {file.stat().st_size}" for file in path.rglob("*") if file.is_file())
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()
+
+
+def _up_to_date(order: Order, entry: Entry, inputs: Mapping[str, Any], say: Say) -> Path | None:
+    """The folder of a version that was made of the same things, made the served one; None if there is none."""
+    for number in reversed(publish.versions(entry)):
+        folder = entry.folder / number
+        certificate = publish.read_certificate(folder)
+        if certificate and all(certificate.get(key) == value for key, value in inputs.items()):
+            if order.promote:
+                publish.promote(entry, number)
+                publish.pin(entry, None)
+            say(f"{order.model}: version {number} is up to date in {folder}")
+            return folder
+    return None
+
+
+def _origin(calibration: Calibration) -> Mapping[str, Any] | None:
+    """What a certificate says of a calibration."""
+    if (ranges := calibration.ranges) is not None:
+        return {"images": ranges.images, "sha256": ranges.sha256, "command": ranges.command}
+    if (pixels := calibration.pixels) is not None:
+        return {"images": len(pixels), "sha256": hashlib.sha256(pixels.tobytes()).hexdigest()}
+    return None
+
+
+def _command(order: Order) -> str:
+    return f"python -m build_engines {order.source}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("numpy", "onnx", "onnxruntime"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError as error:
+            raise BuildError(f"The package {package} is not installed: pip install 'tidegate[build]'.") from error
+    return found
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SourceError(
-            f"{path} cannot be read ({error.strerror}): "
-            "run this in the project's folder, or name the model repository with --repository."
-        ) from error
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError as error:
-        raise BuildError(f"The package {package} is not installed: {INSTALL}.") from error
+        raise SourceError(f"{path} cannot be read ({error.strerror}).") from error

@@ -4,8 +4,11 @@
     ├── SourceError      the weights or the model's entry are missing, or not the ones expected
     ├── CheckpointError  the checkpoint is damaged, or asks for something a state dict does not need
     ├── GraphError       the weights and the network's description do not fit together
+    ├── ImageSetError    the pictures to calibrate or to judge with cannot be used
+    ├── TargetError      this machine or its runtime cannot build such an engine
     ├── GateError        the built model does not behave; nothing was published
-    └── PublishError     the finished model could not be put in its place
+    ├── PublishError     the finished model could not be put in its place
+    └── TuneError        the server could not be measured
 
 Every message is one or two sentences for a person: what was found and what helps.
 """
@@ -29,9 +32,21 @@ class GraphError(BuildError):
     """The weights and the network's description do not fit together."""
 
 
+class ImageSetError(BuildError):
+    """The pictures to calibrate or to judge with cannot be used."""
+
+
+class TargetError(BuildError):
+    """This machine or its runtime cannot build such an engine."""
+
+
 class GateError(BuildError):
-    """A built model does not behave as a classifier should; nothing was published."""
+    """A built model does not behave as its source does; nothing was published."""
 
 
 class PublishError(BuildError):
     """The finished model could not be put in its place."""
+
+
+class TuneError(BuildError):
+    """The server could not be measured."""

@@ -1,15 +1,41 @@
-"""The part of a classifier's `preprocess.json` that its graph needs: size, colour order, mean and std.
-
-Resizing and cropping are the preprocessor's part of the same file (`model_repository/preprocessor`).
-"""
+"""What `preprocess.json` says, through its only interpreter: `imaging.py` of the model repository."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
-from build_engines.errors import SourceError
+from build_engines.errors import BuildError, ImageSetError, SourceError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+IMAGING = Path("preprocessor", "1", "imaging.py")
+OWN_REPOSITORY = Path(__file__).parents[1] / "model_repository"
+
+# As many as the gateway lets through.
+MAX_PIXELS = 64_000_000
+
+
+class Recipe(Protocol):
+    """`imaging.Recipe`, whose README explains the keys."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def color(self) -> str: ...
+    @property
+    def mean(self) -> tuple[float, float, float]: ...
+    @property
+    def std(self) -> tuple[float, float, float]: ...
 
 
 @dataclass(frozen=True)
@@ -26,26 +52,63 @@ class Normalisation:
     """In units of pixel values; none is 0."""
 
 
-def read_normalisation(content: bytes) -> Normalisation:
-    """Reads the content of a `preprocess.json`; `SourceError` when a value is missing or makes no sense."""
+@dataclass(frozen=True)
+class Preprocessing:
+    """One recipe: `content` is the file as it is published and hashed."""
+
+    content: bytes
+    recipe: Recipe
+    _imaging: Any
+
+    @classmethod
+    def read(cls, content: bytes) -> Preprocessing:
+        """Parses the content of a `preprocess.json`; `SourceError` says what is wrong with it."""
+        imaging = _load_imaging()
+        try:
+            return cls(content, imaging.Recipe.from_json(content), imaging)
+        except ValueError as error:
+            raise SourceError(f"preprocess.json cannot be used: {error}.") from error
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Preprocessing:
+        """The same from the values of the keys."""
+        return cls.read(json.dumps(document, indent=2).encode() + b"\n")
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """The values of the keys."""
+        values: dict[str, Any] = json.loads(self.content)
+        return values
+
+    @property
+    def normalisation(self) -> Normalisation:
+        return Normalisation(self.recipe.size, self.recipe.color, self.recipe.mean, self.recipe.std)
+
+    def pixels(self, file: bytes) -> npt.NDArray[np.uint8]:
+        """An image file as the model sees it: UINT8 [size, size, 3] in the recipe's order of channels.
+
+        Raises `ImageSetError` for a file that is not a picture which the gateway would take.
+        """
+        try:
+            pixels: npt.NDArray[np.uint8] = self._imaging.preprocess(file, self.recipe, max_pixels=MAX_PIXELS)
+        except self._imaging.ImageError as error:
+            raise ImageSetError(f"not a usable image ({error})") from error
+        return pixels
+
+
+@cache
+def _load_imaging() -> ModuleType:
+    """By path, as Triton does; the package's own copy, which is also the one that is put into repositories."""
+    path = OWN_REPOSITORY / IMAGING
+    spec = importlib.util.spec_from_file_location("tidegate_imaging", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["tidegate_imaging"] = module
     try:
-        values = json.loads(content)
-        size, color = int(values["size"]), str(values["color"])
-        mean, std = _channels(values["mean"]), _channels(values["std"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise SourceError(
-            f"preprocess.json cannot be used ({type(error).__name__}: {error}): "
-            "it must give size and color, and mean and std as three numbers each."
-        ) from error
-    if size < 1 or 0.0 in std:
-        raise SourceError("preprocess.json cannot be used: size must be at least 1, and no std may be 0.")
-    return Normalisation(size, color, mean, std)
-
-
-def _channels(values: object) -> tuple[float, float, float]:
-    if not isinstance(values, list):
-        raise TypeError("not a list")
-    red, green, blue = map(float, values)
-    if not all(map(math.isfinite, (red, green, blue))):
-        raise ValueError("not finite")
-    return red, green, blue
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise BuildError(f"The package {error.name} is not installed: pip install 'tidegate[local]'.") from error
+    except OSError as error:
+        raise BuildError(f"{path} cannot be read ({error.strerror}): build from a checkout of the project.") from error
+    return module

@@ -1,7 +1,10 @@
-"""Puts a finished model into a model repository, whole or not at all.
+"""Puts finished engines into a model repository, whole or not at all.
 
-An entry is a folder such as `model_repository/classifier`. It holds numbered versions, of which Triton serves
-the highest, and one `certificate.json` that says what the highest was made of.
+A network's folder (such as `model_repository/classifier`) holds numbered versions. A version is complete in
+itself and never changed: the engine, the recipe and the labels that it was judged with, how it is to be served,
+and its certificate. Promoting one copies its recipe and labels to where Triton reads them and writes the
+configurations of all three models, which name that version and no other; so a version that was only staged, or
+half written, is never served.
 """
 
 from __future__ import annotations
@@ -9,70 +12,203 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from build_engines.configs import Entry, Serving, Tuning, ensemble_config, network_config, preprocessor_config
 from build_engines.errors import PublishError
+from build_engines.preprocessing import IMAGING, OWN_REPOSITORY
 
-SCHEMA = 1
+SCHEMA = 2
 
-# The one before stays, because a running server may still have to read it.
-VERSIONS_KEPT = 2
+CERTIFICATE = "certificate.json"
+
+# To go back to. The one that is served stays in any case.
+VERSIONS_KEPT = 3
 
 
-def publish(entry: Path, files: Mapping[str, bytes], certificate: Mapping[str, Any]) -> Path:
-    """Makes a new version of `entry` out of `files` (name → content) and returns its folder.
+def stage(
+    entry: Entry,
+    files: Mapping[str, bytes],
+    *,
+    serving: Serving,
+    size: int,
+    width: int,
+    certificate: Mapping[str, Any],
+) -> Path:
+    """Writes a new version and returns its folder; nothing is served differently yet.
 
-    The folder is filled beside its place and renamed into it. Then `certificate.json` is replaced in the same
-    way; it gets the keys `schema`, `version` and `files` (name → SHA-256) besides those of `certificate`.
+    `files` hold the engine, `preprocess.json` and, for a classifier, `labels.txt`. The folder is filled beside its
+    place and renamed into it. Its `certificate.json` gets the keys `schema`, `version`, `serving` and `files`
+    (name → SHA-256) besides those of `certificate`.
 
-    Raises `PublishError` when the files cannot be written; a version that was there stays as it was.
+    Raises `PublishError` when it cannot be written; what was there stays as it was.
     """
     try:
-        folder = _place(entry, files)
-        document = {
-            "schema": SCHEMA,
-            "version": folder.name,
-            **certificate,
-            "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
-        }
-        staged = entry / f".certificate-{os.getpid()}.json"
-        staged.write_text(json.dumps(document, indent=2) + "\n")
-        staged.replace(entry / "certificate.json")
-        for version in _versions(entry)[:-VERSIONS_KEPT]:
-            shutil.rmtree(entry / str(version), ignore_errors=True)
+        entry.folder.mkdir(parents=True, exist_ok=True)
+        return _place(entry, files, {**certificate, "serving": {"size": size, "width": width, **asdict(serving)}})
     except OSError as error:
-        raise PublishError(
-            f"The model cannot be written into {entry} ({error.strerror}): "
-            "check the folder's permissions and the space on the disk."
-        ) from error
-    return folder
+        raise _unwritable(entry.folder, error) from error
 
 
-def published(entry: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """The newest version's folder and its certificate; None unless both are there, whole and unchanged."""
+def promote(entry: Entry, version: str) -> None:
+    """Makes `version` the one that is served: recipe, labels and configurations become its own.
+
+    Every file is replaced whole, and only if it differs. Raises `PublishError` when the version is not there or
+    not as it was published.
+    """
+    folder = entry.folder / version
+    certificate = read_certificate(folder)
+    if certificate is None:
+        known = ", ".join(versions(entry)) or "none"
+        raise PublishError(f"{entry.network} has no whole version {version}: there are {known}.")
+    serving, size, width = _serving(certificate)
+    tuned = serving.tuned(read_tuning(entry.folder, serving.variant))
+    recipe = (folder / "preprocess.json").read_bytes()
+    shown = {key: value for key, value in certificate.items() if key not in ("serving", "files")}
     try:
-        certificate = json.loads((entry / "certificate.json").read_bytes())
-        folder = entry / str(_versions(entry)[-1])
+        _replace(entry.folder / "preprocess.json", recipe)
+        if (folder / "labels.txt").is_file():
+            _replace(entry.folder / "labels.txt", (folder / "labels.txt").read_bytes())
+        _install_preprocessor(entry)
+        _replace(
+            entry.repository / entry.preprocessor / "config.pbtxt",
+            preprocessor_config(entry, size=size, recipe_sha256=hashlib.sha256(recipe).hexdigest()).encode(),
+        )
+        network = network_config(entry, tuned, size=size, width=width, version=version, certificate=shown)
+        _replace(entry.folder / tuned.file, network.encode())
+        ensemble = entry.repository / entry.model
+        (ensemble / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version, if only an empty one
+        _replace(ensemble / tuned.file, ensemble_config(entry, tuned, width=width).encode())
+        _prune(entry)
+    except OSError as error:
+        raise _unwritable(entry.folder, error) from error
+
+
+def rollback(entry: Entry, variant: str) -> str:
+    """Serves the version before the one that is served now for `variant`, and returns its number."""
+    now = served(entry, variant)
+    if now is None:
+        raise PublishError(f"{entry.network} serves nothing{f' on {variant}' if variant else ''}: nothing to undo.")
+    before = [
+        number
+        for number in versions(entry)
+        if int(number) < int(now)
+        and (certificate := read_certificate(entry.folder / number)) is not None
+        and certificate["serving"]["variant"] == variant
+    ]
+    if not before:
+        raise PublishError(f"{entry.network} has no version before {now} to go back to.")
+    promote(entry, before[-1])
+    return before[-1]
+
+
+def pin(entry: Entry, version: str | None) -> None:
+    """Notes that a person chose `version`, so that no automatic build takes its place; None forgets it."""
+    path = entry.folder / "pinned"
+    try:
+        if version is None:
+            path.unlink(missing_ok=True)
+        else:
+            _replace(path, f"{version}\n".encode())
+    except OSError as error:
+        raise _unwritable(entry.folder, error) from error
+
+
+def pinned(entry: Entry) -> str | None:
+    """The version that a person chose."""
+    path = entry.folder / "pinned"
+    return path.read_text().strip() if path.is_file() else None
+
+
+def served(entry: Entry, variant: str) -> str | None:
+    """The number of the version that Triton is to serve for a configuration ("cpu", or "" for GPUs)."""
+    file = entry.folder / (f"configs/{variant}.pbtxt" if variant else "config.pbtxt")
+    try:
+        found = re.search(
+            r"^version_policy \{ specific \{ versions: \[ (\d+) \] \} \}$", file.read_text(), re.MULTILINE
+        )
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def versions(entry: Entry) -> list[str]:
+    """The numbers of the versions that are there, ascending."""
+    if not entry.folder.is_dir():
+        return []
+    return sorted((p.name for p in entry.folder.iterdir() if p.is_dir() and p.name.isdecimal()), key=int)
+
+
+def read_certificate(folder: Path) -> dict[str, Any] | None:
+    """A version's certificate; None unless the version is whole and unchanged."""
+    try:
+        certificate: dict[str, Any] = json.loads((folder / CERTIFICATE).read_bytes())
         for name, sha256 in certificate["files"].items():
             if hashlib.sha256((folder / name).read_bytes()).hexdigest() != sha256:
                 return None
+        _serving(certificate)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return (folder, certificate) if certificate.get("version") == folder.name else None
+    return certificate if certificate.get("version") == folder.name and certificate["schema"] == SCHEMA else None
 
 
-def _place(entry: Path, files: Mapping[str, bytes]) -> Path:
-    """Writes the files into a folder beside their place, then renames it to the next version."""
-    staged = Path(tempfile.mkdtemp(prefix=".publishing-", dir=entry))
+def read_tuning(folder: Path, variant: str) -> Tuning:
+    """What `tuning.json` in a network's folder says for a configuration; `Tuning()` when there is none."""
     try:
+        values = json.loads((folder / "tuning.json").read_bytes())[variant]
+    except (FileNotFoundError, KeyError):
+        return Tuning()
+    except (OSError, ValueError, TypeError) as error:
+        raise PublishError(f"{folder / 'tuning.json'} cannot be used ({error}): mend it, or remove it.") from error
+    try:
+        return Tuning(**values)
+    except TypeError as error:
+        raise PublishError(f"{folder / 'tuning.json'} cannot be used ({error}): mend it, or remove it.") from error
+
+
+def retune(entry: Entry, variant: str, tuning: Tuning) -> None:
+    """Writes `tuning` down for a configuration, and into the configurations of the version that is served."""
+    now = served(entry, variant)
+    if now is None:
+        raise PublishError(f"{entry.network} serves nothing that could be tuned: build it first.")
+    path = entry.folder / "tuning.json"
+    try:
+        every = json.loads(path.read_bytes()) if path.is_file() else {}
+        every[variant] = {key: value for key, value in asdict(tuning).items() if value is not None}
+        _replace(path, json.dumps(every, indent=2).encode() + b"\n")
+    except OSError as error:
+        raise _unwritable(entry.folder, error) from error
+    promote(entry, now)
+
+
+def _serving(certificate: Mapping[str, Any]) -> tuple[Serving, int, int]:
+    values = dict(certificate["serving"])
+    size, width = int(values.pop("size")), int(values.pop("width"))
+    return Serving(**values), size, width
+
+
+def _place(entry: Entry, files: Mapping[str, bytes], certificate: Mapping[str, Any]) -> Path:
+    """Writes the files into a folder beside their place, then renames it to the next version."""
+    staged = Path(tempfile.mkdtemp(prefix=".publishing-", dir=entry.folder))
+    try:
+        number = max(map(int, versions(entry)), default=0) + 1
         for name, content in files.items():
             (staged / name).write_bytes(content)
+        document = {
+            "schema": SCHEMA,
+            "version": str(number),
+            **certificate,
+            "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        }
+        (staged / CERTIFICATE).write_text(json.dumps(document, indent=2) + "\n")
         staged.chmod(0o755)  # mkdtemp's folder is for its owner only, and a server may be somebody else
-        folder = entry / str(max(_versions(entry), default=0) + 1)
+        folder = entry.folder / str(number)
         os.rename(staged, folder)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
@@ -80,6 +216,37 @@ def _place(entry: Path, files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-def _versions(entry: Path) -> list[int]:
-    """The numbers of the versions that are there, ascending."""
-    return sorted(int(path.name) for path in entry.iterdir() if path.is_dir() and path.name.isdecimal())
+def _install_preprocessor(entry: Entry) -> None:
+    """The preprocessor's program for a model that has none yet, or an older one."""
+    source = OWN_REPOSITORY / IMAGING.parent
+    target = entry.repository / entry.preprocessor / IMAGING.parent.name
+    for file in sorted(source.rglob("*.py")):
+        _replace(target / file.relative_to(source), file.read_bytes())
+
+
+def _prune(entry: Entry) -> None:
+    configurations = [entry.folder / "config.pbtxt", *entry.folder.glob("configs/*.pbtxt")]
+    in_use = {served(entry, "" if path.name == "config.pbtxt" else path.stem) for path in configurations}
+    for number in versions(entry)[:-VERSIONS_KEPT]:
+        if number not in in_use:
+            shutil.rmtree(entry.folder / number, ignore_errors=True)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Gives a file this content in one step, if it has another."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        staged.write_bytes(content)
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> PublishError:
+    return PublishError(
+        f"The model cannot be written into {folder} ({error.strerror}): "
+        "check the folder's permissions and the space on the disk."
+    )

@@ -1,168 +1,300 @@
 from __future__ import annotations
 
-import builtins
 import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import onnx
+import numpy as np
 import pytest
 
 import build_engines
-from build_engines.build import build
-from build_engines.errors import BuildError, CheckpointError, GateError, SourceError
-from build_engines.preprocessing import Normalisation
-from build_engines.serving import onnx_classifier
-from build_engines.sources import SOURCES, Source
-from tests.build_engines.conftest import CLASSIFIER
+from build_engines import publish
+from build_engines.build import Order, build, calibrate, chosen
+from build_engines.calibration import Ranges
+from build_engines.configs import Entry
+from build_engines.errors import BuildError, GateError, ImageSetError, SourceError, TargetError
+from build_engines.images import read_images
+from build_engines.preprocessing import Normalisation, Preprocessing
+from build_engines.serving import model, openvino_engine
+from build_engines.sources import Wish
+from tests.build_engines.conftest import TINY_LABELS, TINY_NORMALISATION, TINY_RECIPE, TinySource
 
 
-@pytest.fixture
-def source(tiny: bytes) -> Source:
-    """The default source, but with the tiny model as its graph."""
-
-    def graph(weights: Mapping[str, Any], normalisation: Normalisation) -> onnx.ModelProto:
-        assert len(weights) == 296
-        assert normalisation.size == 224
-        return onnx.load_from_string(tiny)
-
-    return replace(SOURCES["efficientnet_lite0"], graph=graph)
+def entry_of(order: Order) -> Entry:
+    """Where the order's model lies."""
+    return Entry(order.repository, order.model)
 
 
-@pytest.fixture
-def tiny_entry(entry: Path) -> Path:
-    """A repository's classifier with the tiny model's labels."""
-    (entry / "labels.txt").write_text("cat\ndog\nfish\n")
-    return entry
+def certificate_of(folder: Path) -> dict[str, Any]:
+    """A version's certificate."""
+    certificate: dict[str, Any] = json.loads((folder / "certificate.json").read_text())
+    return certificate
 
 
-def test_the_default_model_is_built_into_a_repository(entry: Path) -> None:
-    """One call makes a version that Triton can load, with a certificate that says what it was made of."""
+def quiet(_: str) -> None:
+    """Says nothing."""
+
+
+def test_the_default_model_is_built_in_int8_without_pictures(tmp_path: Path) -> None:
+    """One call makes a complete repository; the shipped table calibrates, and the runtime really computes in INT8."""
     said: list[str] = []
-    folder = build_engines.build_default(entry.parent, say=said.append)
-    assert folder == entry / "1"
-    assert (folder / "model.py").read_bytes() == Path(onnx_classifier.__file__).read_bytes()
-    certificate = json.loads((entry / "certificate.json").read_text())
-    assert certificate["source"]["sha256"] == SOURCES["efficientnet_lite0"].sha256
-    assert certificate["precision"] == "fp32"
-    assert certificate["command"] == "python -m build_engines efficientnet_lite0"
-    assert len(said) == 1
-    assert "built version 1 from efficientnet_lite0" in said[0]
-    assert str(folder) in said[0]
+    folder = build_engines.build_default(tmp_path / "models", say=said.append)
+    assert folder == tmp_path / "models" / "classifier" / "1"
+    assert (folder / "model.py").read_bytes() == Path(model.__file__).read_bytes()
+    assert (folder / "engine.py").read_bytes() == Path(openvino_engine.__file__).read_bytes()
+    certificate = certificate_of(folder)
+    assert certificate["precision"] == "int8"
+    assert certificate["layers"] == {"int8": 50}
+    assert certificate["calibration"]["images"] == 250
+    assert certificate["agreement"]["top1"] >= 0.85
+    assert [row["batch"] for row in certificate["performance"]["speed"]] == [1, 8, 32]
+    assert certificate["performance"]["memory_mib"] > 0
+    assert "built version 1 from efficientnet_lite0 (int8)" in said[-1]
 
 
-def test_a_second_build_does_nothing(source: Source, tiny_entry: Path) -> None:
-    """When nothing has changed, nothing is written, and the line says so."""
-    first = build(source, tiny_entry)
-    written = (tiny_entry / "certificate.json").stat().st_mtime_ns
+def test_a_model_of_ones_own_gets_three_folders(tiny_source: TinySource, order: Order) -> None:
+    """The ensemble has the name that callers use; recipe and labels lie where Triton reads them."""
+    folder = build(order, quiet)
+    assert sorted(path.name for path in order.repository.iterdir()) == ["tiny", "tiny_classifier", "tiny_preprocessor"]
+    network = order.repository / "tiny_classifier"
+    assert folder == network / "1"
+    assert (network / "labels.txt").read_text() == "cat\ndog\nfish\n"
+    assert json.loads((network / "preprocess.json").read_text()) == TINY_RECIPE
+    assert certificate_of(folder)["agreement"]["deviation"] < 1e-4
+    assert certificate_of(folder)["layers"] == {"fp32": 11}
+
+
+def test_a_second_build_does_nothing(tiny_source: TinySource, order: Order) -> None:
+    """When nothing has changed, the model is not even loaded, no file is written, and the line says so."""
+    folder = build(order, quiet)
+    files = {path: path.stat().st_mtime_ns for path in order.repository.rglob("*") if path.is_file()}
     said: list[str] = []
-    assert build(source, tiny_entry, say=said.append) == first
-    assert (tiny_entry / "certificate.json").stat().st_mtime_ns == written
-    assert said == [f"classifier: version 1 is up to date in {first}"]
+    assert build(order, said.append) == folder
+    assert {path: path.stat().st_mtime_ns for path in order.repository.rglob("*") if path.is_file()} == files
+    assert tiny_source.loaded == 1
+    assert said == [f"tiny: version 1 is up to date in {folder}"]
 
 
-def test_force_builds_again(source: Source, tiny_entry: Path) -> None:
-    """`force` makes a new version of the same things."""
-    first = build(source, tiny_entry)
-    second = build(source, tiny_entry, force=True)
+def test_force_builds_the_same_again(tiny_source: TinySource, order: Order) -> None:
+    """`force` makes a new version with the same bytes."""
+    first, second = build(order, quiet), build(replace(order, force=True), quiet)
     assert (first.name, second.name) == ("1", "2")
     assert (first / "model.onnx").read_bytes() == (second / "model.onnx").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("preprocess.json", b"128.0", b"127.5"),
-        ("labels.txt", b"cat", b"cow"),
-        ("certificate.json", b"fp32", b'fp32"'),
-        ("1/model.onnx", b"tiny", b"tidy"),
-        ("1/model.py", b"openvino", b"onnx"),
-    ],
-)
-def test_a_change_builds_again(source: Source, tiny_entry: Path, name: str, old: bytes, new: bytes) -> None:
-    """Another preprocessing, other labels or a damaged version: the model is built anew."""
-    build(source, tiny_entry)
-    changed = tiny_entry / name
-    content = changed.read_bytes()
-    assert old in content
-    changed.write_bytes(content.replace(old, new))
-    assert build(source, tiny_entry).name == "2"
+@pytest.mark.parametrize("name", ["model.onnx", "model.py", "engine.py", "certificate.json", "labels.txt"])
+def test_a_damaged_version_is_built_again(tiny_source: TinySource, order: Order, name: str) -> None:
+    """A version that is not as it was published is never called up to date."""
+    folder = build(order, quiet)
+    with (folder / name).open("ab") as file:
+        file.write(b"x")
+    assert build(order, quiet).name == "2"
+
+
+def test_a_changed_source_is_built_again(tiny_source: TinySource, order: Order) -> None:
+    """Other labels or another recipe of the source make a new version."""
+    build(order, quiet)
+    tiny_source.recipe = {**TINY_RECIPE, "resize_to": 20}
+    assert build(order, quiet).name == "2"
+    assert json.loads((entry_of(order).folder / "preprocess.json").read_text())["resize_to"] == 20
 
 
 def test_another_builder_builds_again(
-    source: Source, tiny_entry: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tiny_source: TinySource, order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A change of the builder's own code makes what it built out of date."""
-    build(source, tiny_entry)
-    package = Path(build_engines.__file__).parent
-    copy = tmp_path / "builder"
-    shutil.copytree(package, copy)
-    with (copy / "efficientnet_lite.py").open("a") as file:
-        file.write("# changed\n")
-    monkeypatch.setattr("build_engines.build._HERE", copy)
-    assert build(source, tiny_entry).name == "2"
+    build(order, quiet)
+    (tmp_path / "builder").mkdir()
+    (tmp_path / "builder" / "gate.py").write_text("# changed\n")
+    monkeypatch.setattr("build_engines.build._PACKAGE", tmp_path / "builder")
+    assert build(order, quiet).name == "2"
 
 
-def test_a_failed_gate_leaves_the_version_before(source: Source, tiny_entry: Path) -> None:
-    """Labels that do not fit stop a build; what was published stays."""
-    build(source, tiny_entry)
-    (tiny_entry / "labels.txt").write_text("cat\ndog\n")
-    with pytest.raises(GateError, match="2 labels, and the model has 3 classes"):
-        build(source, tiny_entry)
-    assert sorted(path.name for path in tiny_entry.iterdir() if path.is_dir()) == ["1"]
-    (tiny_entry / "labels.txt").write_text("cat\ndog\nfish\n")
-    assert build(source, tiny_entry).name == "1"
-
-
-def test_a_damaged_checkpoint_publishes_nothing(
-    source: Source, tiny_entry: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        pytest.param({"mean": (119.0, 109.0, 99.0)}, "already in FP32, it deviates", id="normalisation"),
+        pytest.param({"color": "swapped"}, "already in FP32, it deviates", id="channels"),
+    ],
+)
+def test_a_graph_with_a_mistake_is_refused(
+    tiny_source: TinySource, order: Order, mistake: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the reader refuses never becomes a version."""
+    """A wrong mean, or the first filters' channels swapped: refused, whatever the precision; a report shows it."""
+    right = tiny_source.graph
 
-    def refuse(_: bytes) -> None:
-        raise CheckpointError("The checkpoint is damaged.")
+    def wrong(normalisation: Normalisation) -> bytes:
+        if normalisation.size == 14 and "color" in mistake:
+            weights = dict(tiny_source.weights)
+            weights["_conv_stem.weight"] = np.ascontiguousarray(weights["_conv_stem.weight"][:, ::-1])
+            return TinySource(weights).graph(normalisation)
+        return right(replace(normalisation, **mistake))
 
-    monkeypatch.setattr("build_engines.checkpoint.read_checkpoint", refuse)
-    with pytest.raises(CheckpointError):
-        build(source, tiny_entry)
-    assert sorted(path.name for path in tiny_entry.iterdir()) == ["labels.txt", "preprocess.json"]
-
-
-def test_another_colour_order_is_refused(source: Source, tiny_entry: Path) -> None:
-    """Weights for RGB are not served with BGR pixels."""
-    preprocess = (CLASSIFIER / "preprocess.json").read_text().replace("RGB", "BGR")
-    (tiny_entry / "preprocess.json").write_text(preprocess)
-    with pytest.raises(SourceError, match="gives BGR images, and efficientnet_lite0 needs RGB"):
-        build(source, tiny_entry)
-
-
-def test_a_folder_that_is_no_entry_is_named(source: Source, tmp_path: Path) -> None:
-    """Started in the wrong folder, the builder says which file it misses and what to do."""
-    with pytest.raises(SourceError, match=r"preprocess\.json cannot be read .*--repository"):
-        build(source, tmp_path / "nowhere")
+    calls = iter([right, wrong])
+    monkeypatch.setattr(tiny_source, "graph", lambda normalisation: next(calls)(normalisation))
+    with pytest.raises(GateError, match=words) as refusal:
+        build(order, quiet)
+    assert not publish.versions(entry_of(order))
+    report = order.work / "tiny" / "report.html"
+    assert str(report) in str(refusal.value)
+    assert "Refused" in report.read_text()
 
 
-def test_a_missing_library_is_named(source: Source, tiny_entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shifted_labels_are_refused(tiny_source: TinySource, order: Order, photos: Path, tmp_path: Path) -> None:
+    """Labels that are off by one are found out by labelled pictures, and nothing is served."""
+    network = tiny_source.load(TINY_NORMALISATION)
+    recipe = Preprocessing.of(TINY_RECIPE)
+    pictures = read_images(photos).pictures
+    best = [int(network.reference(recipe.pixels(picture.read())[None]).argmax()) for picture in pictures]
+    rows = [f"{picture.path},{TINY_LABELS[k]}" for picture, k in zip(pictures, best, strict=True) if k < 2]
+    assert len(rows) > 5
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows]) + "\n")
+    order = replace(order, images=tmp_path)
+    assert certificate_of(build(order, quiet))["agreement"]["accuracy"] == 1
+    tiny_source.labels = ("background", "cat", "dog")
+    with pytest.raises(GateError, match=f"off by one: 0 of {len(rows)} .* with every label one line up"):
+        build(replace(order, model="shifted"), quiet)
+    assert not publish.versions(Entry(order.repository, "shifted"))
+
+
+def test_a_failed_gate_leaves_what_is_served(tiny_source: TinySource, order: Order) -> None:
+    """A list of labels that does not fit stops a build; the version before is served still."""
+    build(order, quiet)
+    tiny_source.labels = ("cat", "dog")
+    with pytest.raises(GateError, match="2 labels, and the model has 3 classes"):
+        build(replace(order, force=True), quiet)
+    assert publish.served(entry_of(order), "cpu") == "1"
+    assert publish.versions(entry_of(order)) == ["1"]
+
+
+def test_a_version_can_be_staged(tiny_source: TinySource, order: Order) -> None:
+    """A staged version lies there whole, and another is served until it is promoted."""
+    build(order, quiet)
+    build(replace(order, force=True, promote=False), quiet)
+    assert publish.versions(entry_of(order)) == ["1", "2"]
+    assert publish.served(entry_of(order), "cpu") == "1"
+
+
+def test_int8_is_calibrated_on_pictures(tiny_source: TinySource, order: Order, photos: Path) -> None:
+    """A folder of pictures is all that INT8 takes; every layer runs in it, and the ranges are kept for next time."""
+    order = replace(order, calibration=photos, images=photos, min_agreement=0.5)
+    said: list[str] = []
+    certificate = certificate_of(build(order, said.append))
+    assert certificate["precision"] == "int8"
+    assert set(certificate["layers"]) == {"int8"}
+    assert certificate["calibration"]["images"] == 24
+    assert "measuring the ranges of activations on 24 pictures" in said
+    said.clear()
+    build(replace(order, force=True), said.append)
+    assert "measuring the ranges of activations on 24 pictures" not in said
+
+
+def test_a_calibration_table_replaces_pictures(
+    tiny_source: TinySource, order: Order, photos: Path, tmp_path: Path
+) -> None:
+    """A table that `calibrate` wrote gives the same engine; one of other weights is refused."""
+    calibrate(replace(order, calibration=photos, command="again"), tmp_path / "table.json", quiet)
+    table = Ranges.from_json((tmp_path / "table.json").read_bytes())
+    assert (table.images, table.command) == (24, "again")
+    with_pictures = build(replace(order, calibration=photos, min_agreement=0.5), quiet)
+    with_table = build(replace(order, calibration=tmp_path / "table.json", min_agreement=0.5), quiet)
+    assert (with_pictures / "model.onnx").read_bytes() == (with_table / "model.onnx").read_bytes()
+    (tmp_path / "table.json").write_bytes(replace(table, weights_sha256="6" * 64).to_json())
+    with pytest.raises(SourceError, match="other weights"):
+        build(replace(order, calibration=tmp_path / "table.json"), quiet)
+
+
+def test_int8_without_pictures_is_refused(tiny_source: TinySource, order: Order) -> None:
+    """Nothing is ever calibrated on noise."""
+    with pytest.raises(SourceError, match="INT8 needs pictures"):
+        build(replace(order, precision="int8"), quiet)
+
+
+def test_a_precision_that_the_target_lacks_is_refused(tiny_source: TinySource, order: Order) -> None:
+    """Nothing falls back to another precision."""
+    with pytest.raises(SourceError, match="openvino builds fp32, int8, bf16, not fp16"):
+        build(replace(order, precision="fp16"), quiet)
+
+
+def test_bf16_needs_a_processor_that_has_it(
+    tiny_source: TinySource, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the processor would compute in FP32 all the same, the build says so."""
+    monkeypatch.setattr("build_engines.targets.onnx_on_cpu._has_bf16", lambda: False)
+    with pytest.raises(TargetError, match="no bfloat16"):
+        build(replace(order, precision="bf16"), quiet)
+
+
+def test_random_weights_are_never_the_default_model(tiny_source: TinySource, order: Order) -> None:
+    """They are for load tests, under a name of their own, and the certificate says what they are."""
+    wish = Wish(weights="random")
+    with pytest.raises(SourceError, match="never the default model"):
+        build(replace(order, wish=wish, model="ensemble_model"), quiet)
+    tiny_source.kind, tiny_source.labels = "random", None
+    folder = build(replace(order, wish=wish), quiet)
+    assert certificate_of(folder)["source"]["weights"] == "random"
+    assert (folder / "labels.txt").read_text() == "class 0\nclass 1\nclass 2\n"
+
+
+def test_classes_need_names(tiny_source: TinySource, order: Order, tmp_path: Path) -> None:
+    """A source that does not name its classes needs a file that does; nothing is made up."""
+    tiny_source.labels = None
+    with pytest.raises(SourceError, match="does not name its 3 classes"):
+        build(order, quiet)
+    (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
+    folder = build(replace(order, labels=tmp_path / "names.txt"), quiet)
+    assert (folder / "labels.txt").read_text() == "one\ntwo\nthree\n"
+
+
+def test_a_source_without_a_recipe_needs_one(tiny_source: TinySource, order: Order, tmp_path: Path) -> None:
+    """Where no library says how pictures are prepared, the user must."""
+    tiny_source.recipe = None
+    with pytest.raises(SourceError, match="--preprocess"):
+        build(order, quiet)
+    (tmp_path / "preprocess.json").write_text(json.dumps(TINY_RECIPE))
+    folder = build(replace(order, preprocess=tmp_path / "preprocess.json"), quiet)
+    assert build(order, quiet) == folder, "the recipe that lies in the entry serves the next build"
+
+
+def test_what_a_person_chose_is_left_alone(tiny_source: TinySource, order: Order) -> None:
+    """An automatic build is told of a version that was chosen by hand, and of another model in the place."""
+    entry = entry_of(order)
+    assert chosen(entry, "cpu", "tiny") is None
+    build(order, quiet)
+    build(replace(order, force=True), quiet)
+    assert chosen(entry, "cpu", "tiny") is None
+    assert chosen(entry, "cpu", "efficientnet_lite0") == "version 2, made of tiny, is served"
+    publish.pin(entry, publish.rollback(entry, "cpu"))
+    assert chosen(entry, "cpu", "tiny") == "version 1 was chosen by hand"
+    build(replace(order, force=True), quiet)
+    assert chosen(entry, "cpu", "tiny") is None
+
+
+def test_a_picture_that_is_none_is_named(tiny_source: TinySource, order: Order, tmp_path: Path) -> None:
+    """A file that cannot be decoded is not left out without a word."""
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "broken.jpg").write_bytes(b"no picture")
+    with pytest.raises(ImageSetError, match=r"broken\.jpg: not a usable image"):
+        build(replace(order, images=tmp_path / "pictures"), quiet)
+
+
+def test_a_missing_library_is_named(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without onnxruntime, the error is a sentence with the command that helps."""
-    real = builtins.__import__
+    monkeypatch.setattr("build_engines.build.metadata.version", _missing)
+    with pytest.raises(BuildError, match=r"numpy is not installed: pip install 'tidegate\[build\]'"):
+        build(replace(order, source="efficientnet_lite0"), quiet)
 
-    def without(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name == "onnxruntime":
-            raise ModuleNotFoundError("No module named 'onnxruntime'", name=name)
-        return real(name, *arguments, **keywords)
 
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(BuildError, match=r"onnxruntime is not installed: pip install 'tidegate\[build\]'"):
-        build(source, tiny_entry)
+def _missing(package: str) -> str:
+    raise metadata.PackageNotFoundError(package)
 
 
 def test_importing_the_package_is_cheap() -> None:
     """Whoever only asks for a build later does not load onnx, numpy or a runtime now; and never the gateway."""
-    program = "import build_engines, sys; print(*sys.modules)"
+    program = "import build_engines, build_engines.build, build_engines.__main__, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"onnx", "numpy", "onnxruntime", "openvino", "torch", "gateway"} & set(loaded)
+    assert not {"onnx", "numpy", "onnxruntime", "openvino", "torch", "gateway", "PIL"} & set(loaded)

@@ -1,86 +1,142 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import onnx
+import numpy.typing as npt
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from build_engines import gate
-from build_engines.efficientnet_lite import build_graph
 from build_engines.errors import GateError
-from tests.build_engines.conftest import TINY, TINY_NORMALISATION, Weights
+
+Answers = npt.NDArray[np.float32]
+
+SOURCE = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2]], np.float32)
+SHIFTED = SOURCE + np.array([[0.5, 0, -0.5]], np.float32)
+NONE = np.full(4, -1)
 
 
-@pytest.fixture
-def labels(tmp_path: Path) -> Path:
-    """Labels for three classes."""
-    path = tmp_path / "labels.txt"
-    path.write_text("cat\ndog\ncat\n")
-    return path
+def test_the_same_answers_agree() -> None:
+    """No difference: deviation 0, cosine 1, the same best class."""
+    agreement = gate.compare(SOURCE, SOURCE.copy(), task="classify", truth=NONE)
+    assert (agreement.deviation, agreement.largest, agreement.top1) == (0, 0, 1)
+    assert agreement.cosine == pytest.approx(1)
+    assert (agreement.labelled, agreement.accuracy, agreement.source_accuracy) == (0, None, None)
+    assert gate.faults_of_agreement(agreement, gate.LIMITS["fp32"]) == []
 
 
-def constant_model(row: list[float]) -> bytes:
-    """A model that answers `row` for every picture of 4 × 4 pixels, whatever it shows."""
-    nodes = [
-        helper.make_node("Shape", ["PREPROCESSED_IMAGE"], ["shape"], start=0, end=1),
-        helper.make_node("Concat", ["shape", "one"], ["repeats"], axis=0),
-        helper.make_node("Tile", ["row", "repeats"], ["CLASSIFICATION"]),
-    ]
-    constants = [
-        numpy_helper.from_array(np.asarray([row], np.float32), "row"),
-        numpy_helper.from_array(np.asarray([1]), "one"),
-    ]
-    image = helper.make_tensor_value_info("PREPROCESSED_IMAGE", TensorProto.UINT8, ["N", 4, 4, 3])
-    answer = helper.make_tensor_value_info("CLASSIFICATION", TensorProto.FLOAT, ["N", len(row)])
-    graph = helper.make_graph(nodes, "constant", [image], [answer], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+def test_deviation_is_relative_to_what_tells_images_apart() -> None:
+    """An engine that answers every image alike deviates by 1, however small the numbers are."""
+    for scale in (1, 1e-6):
+        source = (1 / 3 + scale * (SOURCE - SOURCE.mean(axis=0))).astype(np.float64)
+        same = np.broadcast_to(source.mean(axis=0), source.shape)
+        assert gate.compare(source, same, task="classify", truth=NONE).deviation == pytest.approx(1)
+    constant = np.ones((4, 3), np.float32)
+    assert gate.compare(constant, constant, task="classify", truth=NONE).deviation == 0
+    assert gate.compare(constant, SOURCE, task="classify", truth=NONE).deviation == float("inf")
 
 
-def test_a_good_model_passes(tiny: bytes, labels: Path) -> None:
-    """A classifier whose labels fit goes through."""
-    gate.check(tiny, labels)
+def test_features_have_no_best_class() -> None:
+    """For features the cosine counts, and neither top-1 nor accuracy is made up."""
+    agreement = gate.compare(SOURCE, -SOURCE, task="embed", truth=np.zeros(4, np.int64))
+    assert (agreement.top1, agreement.accuracy, agreement.labelled) == (None, None, 0)
+    assert agreement.cosine == pytest.approx(-1)
+    assert len(gate.faults_of_agreement(agreement, gate.LIMITS["int8"])) == 1
+
+
+def test_accuracy_lost_is_refused_where_enough_is_labelled() -> None:
+    """1.0 point of 100 labelled pictures is allowed, 2 are not; 50 pictures say too little."""
+    source = np.eye(2, dtype=np.float32)[np.zeros(100, int)]
+    for wrong, refused in ((1, False), (2, True)):
+        engine = source.copy()
+        engine[:wrong] = engine[:wrong, ::-1]
+        lenient = gate.Limits(top1=0, deviation=float("inf"), layers=0)
+        agreement = gate.compare(source, engine, task="classify", truth=np.zeros(100, np.int64))
+        assert (agreement.source_accuracy, agreement.accuracy) == (1, 1 - wrong / 100)
+        assert bool(gate.faults_of_agreement(agreement, lenient)) is refused
+        few = gate.compare(source[:50], engine[:50], task="classify", truth=np.zeros(50, np.int64))
+        assert gate.faults_of_agreement(few, lenient) == []
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
+    ("answers", "alone", "words"),
     [
-        ([0.5, float("nan"), 0.5], "not finite"),
-        ([float("inf"), 0.0, 0.0], "not finite"),
-        ([0.5, 0.5, 0.5], "do not sum to 1"),
-        ([2.0, 1.0, 7.0], "do not sum to 1"),
+        pytest.param(SOURCE[:, :2], SOURCE, "shape", id="shape"),
+        pytest.param(SOURCE[:3], SOURCE, "shape", id="too few"),
+        pytest.param(SOURCE * np.nan, SOURCE, "not finite", id="NaN"),
+        pytest.param(SOURCE * 2, SOURCE * 2, "sum to 1", id="sum"),
+        pytest.param(SHIFTED, SHIFTED, "sum to 1", id="negative"),
+        pytest.param(SOURCE, SOURCE[::-1], "depend on the batch", id="batch"),
     ],
 )
-def test_answers_that_are_no_probabilities_are_refused(row: list[float], words: str, labels: Path) -> None:
-    """NaN, infinity and logits do not pass."""
+def test_answers_that_no_classifier_gives_are_refused(answers: Answers, alone: Answers, words: str) -> None:
+    """Another shape, NaN, no probabilities, or answers that change with the neighbours."""
+    (fault,) = gate.faults_of_answers(answers, alone, task="classify", images=4, width=3)
+    assert words in fault
+    assert gate.faults_of_answers(SOURCE, SOURCE[:2], task="classify", images=4, width=3) == []
+
+
+def test_features_need_not_sum_to_one() -> None:
+    """They may be negative and of any length."""
+    assert gate.faults_of_answers(-9 * SOURCE, -9 * SOURCE, task="embed", images=4, width=3) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "precision", "words"),
+    [
+        ({"fp32": 53}, "fp16", "fp16 was asked for, and of 53 layers that compute, 53 in fp32 run"),
+        ({"fp32": 20, "int8": 33}, "int8", "20 in fp32, 33 in int8"),
+        ({}, "fp32", "does not say"),
+    ],
+)
+def test_a_precision_that_does_not_run_is_refused(layers: dict[str, int], precision: str, words: str) -> None:
+    """What was asked for is compared with what the runtime really does."""
+    (fault,) = gate.faults_of_layers(layers, precision, gate.LIMITS[precision])
+    assert words in fault
+
+
+def test_a_few_layers_may_stay_in_full_precision() -> None:
+    """The first and the last layer often do."""
+    assert gate.faults_of_layers({"int8": 50, "fp32": 2}, "int8", gate.LIMITS["int8"]) == []
+
+
+@pytest.mark.parametrize(("shift", "way"), [(1, "up"), (-1, "down")])
+def test_labels_that_are_off_by_one_are_found(shift: int, way: str) -> None:
+    """The fault says how many are right now, how many would be, and which way the labels must go."""
+    classes = np.array([3, 5, 7, 2, 4])
+    answers = np.eye(10, dtype=np.float32)[classes]
+    (fault,) = gate.faults_of_labels(answers, classes + shift)
+    assert f"0 of 5 labelled pictures are right, and 5 would be with every label one line {way}" in fault
+    assert gate.faults_of_labels(answers, classes) == []
+    assert gate.faults_of_labels(answers, np.full(5, -1)) == []
+
+
+def test_labels_no_better_than_chance_are_refused() -> None:
+    """Shuffled labels: a model that is right by chance only does not have these labels."""
+    classes = np.arange(0, 100, 5)
+    answers = np.eye(100, dtype=np.float32)[classes]
+    (fault,) = gate.faults_of_labels(answers, (classes + 50) % 100)
+    assert "as by chance" in fault
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"cat\ndog\n", "2 labels, and the model has 3 classes"),
+        (b"cat\ndog\nfish", "does not end with a newline"),
+        (b"cat\r\ndog\r\nfish\r\n", "Windows line ends"),
+        (b"cat\n\nfish\n", "an empty line, number 2"),
+        (b"\xff\n", "not UTF-8"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(content: bytes, words: str) -> None:
+    """Exactly a line for each class, or nothing is published."""
     with pytest.raises(GateError, match=words):
-        gate.check(constant_model(row), labels)
+        gate.read_labels(content, 3)
+    assert gate.read_labels(b"cat\ndog\nfish\n", 3) == ("cat", "dog", "fish")
 
 
-def test_a_model_that_does_not_run_is_refused(labels: Path) -> None:
-    """A file that onnxruntime cannot load is refused with its words."""
-    with pytest.raises(GateError, match="does not run"):
-        gate.check(b"not a model", labels)
-
-
-def test_answers_that_depend_on_the_batch_are_refused(tiny_weights: Weights, labels: Path) -> None:
-    """A softmax over the images of a batch instead of over the classes does not pass."""
-    model = build_graph(TINY, tiny_weights, TINY_NORMALISATION)
-    softmax = model.graph.node[-1]
-    mean = helper.make_node("ReduceMean", ["logits"], ["mean"], axes=[0], keepdims=1)
-    mixed = helper.make_node("Add", ["logits", "mean"], ["mixed"])
-    model.graph.node[-2].output[0] = "logits"
-    softmax.input[0] = "mixed"
-    model.graph.node.remove(softmax)
-    model.graph.node.extend([mean, mixed, onnx.NodeProto.FromString(softmax.SerializeToString())])
-    with pytest.raises(GateError, match="depend on the batch"):
-        gate.check(model.SerializeToString(), labels)
-
-
-@pytest.mark.parametrize("content", ["cat\ndog\n", "cat\ndog\ncat\nfish\n", "cat\ndog\ncat", "cat\r\ndog\r\ncat\r\n"])
-def test_labels_must_fit(tiny: bytes, labels: Path, content: str) -> None:
-    """A line too few or too many, a cut last line or Windows line ends: nothing is published."""
-    labels.write_bytes(content.encode())
-    with pytest.raises(GateError, match=r"labels\.txt .*Nothing was published"):
-        gate.check(tiny, labels)
+def test_the_worst_come_first() -> None:
+    """A report shows the pictures whose answers differ most."""
+    engine = SOURCE.copy()
+    engine[2] += [0.3, -0.3, 0]
+    engine[0] += [0.1, -0.1, 0]
+    assert list(gate.worst(SOURCE, engine, 2)) == [2, 0]

@@ -1,42 +1,44 @@
 from __future__ import annotations
 
-import json
+import io
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from build_engines.errors import SourceError
-from build_engines.preprocessing import Normalisation, read_normalisation
-from tests.build_engines.conftest import CLASSIFIER
-
-GOOD = {"size": 224, "color": "RGB", "mean": [1, 2, 3], "std": [4, 5, 6]}
+from build_engines.errors import ImageSetError, SourceError
+from build_engines.preprocessing import Normalisation, Preprocessing
+from tests.build_engines.conftest import CLASSIFIER, TINY_RECIPE
 
 
-def test_the_shipped_file_is_read() -> None:
-    """The default classifier takes 224 pixels, RGB, (x - 127) / 128."""
-    shipped = read_normalisation((CLASSIFIER / "preprocess.json").read_bytes())
-    assert shipped == Normalisation(224, "RGB", (127.0, 127.0, 127.0), (128.0, 128.0, 128.0))
+def test_the_default_recipe_is_read() -> None:
+    """Size, colour order, mean and std of the shipped file, and the bytes as they lie there."""
+    content = (CLASSIFIER / "preprocess.json").read_bytes()
+    preprocessing = Preprocessing.read(content)
+    assert preprocessing.content == content
+    assert preprocessing.normalisation == Normalisation(224, "RGB", (127.0,) * 3, (128.0,) * 3)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("change", "words"),
     [
-        {"size": None},
-        {"size": 0},
-        {"mean": 127},
-        {"mean": [127, 127]},
-        {"std": [128, 0, 128]},
-        {"std": [128, "wide", 128]},
-        {"mean": [float("nan"), 127, 127]},
+        ({"std": [1, 0, 1]}, "std must be above 0"),
+        ({"mean": [1, 2]}, "3 numbers"),
+        ({"gamma": 2}, "unknown keys: gamma"),
     ],
 )
-def test_values_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
-    """A missing size, a mean of one number or a std of 0 is an error, not a default."""
-    with pytest.raises(SourceError, match=r"preprocess\.json cannot be used"):
-        read_normalisation(json.dumps(GOOD | wrong).encode())
+def test_a_recipe_that_makes_no_sense_is_refused(change: dict[str, object], words: str) -> None:
+    """The interpreter that Triton uses says what is wrong."""
+    with pytest.raises(SourceError, match=words):
+        Preprocessing.of({**TINY_RECIPE, **change})
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"size": 224}', b"\xff"])
-def test_what_is_not_the_file_is_refused(content: bytes) -> None:
-    """Other JSON, and no JSON at all, are errors of the same kind."""
-    with pytest.raises(SourceError, match=r"preprocess\.json cannot be used"):
-        read_normalisation(content)
+def test_pixels_are_those_of_the_preprocessor() -> None:
+    """A red picture comes out red, in the recipe's order of channels and size; a broken one is an error."""
+    file = io.BytesIO()
+    Image.new("RGB", (30, 20), (200, 10, 20)).save(file, "PNG")
+    pixels = Preprocessing.of({**TINY_RECIPE, "color": "BGR"}).pixels(file.getvalue())
+    assert pixels.shape == (14, 14, 3)
+    assert np.unique(pixels.reshape(-1, 3), axis=0).tolist() == [[20, 10, 200]]
+    with pytest.raises(ImageSetError, match="not a usable image"):
+        Preprocessing.of(TINY_RECIPE).pixels(file.getvalue()[:40])
