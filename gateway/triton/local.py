@@ -298,13 +298,15 @@ class LocalTriton:
         assert self._process is not None
         stubs: set[int] = set()
         ready = False
+        # Where models come and go while the server runs, a stub that ends is no sign of trouble.
+        fixed = not any(argument.startswith("--model-control-mode") for argument in self._arguments)
         while True:
             try:
                 return self._process.wait(WATCH_INTERVAL_S)
             except subprocess.TimeoutExpired:
                 ready = ready or self._is_ready()
                 # Before that a stub may end by itself: that of a model which refuses to load.
-                alive = _living_stubs(self._process.pid) if ready else set()
+                alive = _living_stubs(self._process.pid) if ready and fixed else set()
                 if stubs - alive and not self._stopping.is_set():
                     log.error("A model's process died: Triton is stopped", extra={"log_file": str(self.log_file)})
                     self._process.kill()
