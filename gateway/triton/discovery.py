@@ -11,14 +11,12 @@ another version, or of other preprocessing, than what runs would answer wrongly 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import struct
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,17 +33,13 @@ from gateway.errors import (
 )
 from gateway.observe import metrics
 from gateway.predictions import check_probabilities
-from gateway.triton import ModelConfig, ModelState, Step, Tensor, Triton
+from gateway.triton import ModelConfig, ModelState, Tensor, Triton
+from gateway.triton.certificates import find_certificate, not_ready, text_at, weights_of
 
 log = logging.getLogger(__name__)
 
 RAW_IMAGE, IMAGE_LENGTH = "RAW_IMAGE", "IMAGE_LENGTH"
 CLASSIFICATION, IMAGE_STATUS = "CLASSIFICATION", "IMAGE_STATUS"
-
-# Parameters that the builder writes into the steps' configurations; model_repository/README.md tells of them.
-CERTIFICATE, PREPROCESS, PREPROCESS_SHA256 = "certificate", "preprocess", "preprocess_sha256"
-CERTIFICATE_MAX_CHARS = 64 * 1024  # the builder's have a few thousand
-CERTIFICATE_MAX_DEPTH = 32  # far below what a JSON encoder follows
 
 PROBE_TIMEOUT_S = 2.0  # an orchestrator's own probe should not time out first
 RETRY_INTERVAL_S = 0.5
@@ -71,12 +65,12 @@ class Model:
     @property
     def precision(self) -> str | None:
         """What the engine computes in, such as "fp16", if its certificate says so."""
-        return _text(self.certificate, "precision")
+        return text_at(self.certificate, "precision")
 
     @property
     def weights(self) -> str | None:
         """Where the weights come from: "pretrained", "file" or "random", if the certificate says so."""
-        return _weights(self.certificate)
+        return weights_of(self.certificate)
 
 
 @dataclass(frozen=True)
@@ -194,7 +188,7 @@ class Discovery:
             if state.ready:
                 configs[name] = await self._triton.config(name, timeout=PROBE_TIMEOUT_S)
             else:
-                broken[name] = _not_ready(state.reason or "not loaded")
+                broken[name] = not_ready(state.reason or "not loaded")
         for name, config in configs.items():
             if "task" not in config.parameters:
                 continue  # a step of an ensemble, or nothing of ours
@@ -214,9 +208,9 @@ class Discovery:
         self, config: ModelConfig, configs: Mapping[str, ModelConfig], states: Mapping[str, ModelState]
     ) -> Model:
         """The model as Triton shows it now, with its certificate; raises what speaks against serving it."""
-        certificate = _certificate(config, configs, states)
-        if _weights(certificate) == "random" and config.name == self._default and not self._allow_random_weights:
-            raise _not_ready("its weights are random, and TIDEGATE_ALLOW_RANDOM_WEIGHTS is not true")
+        certificate = find_certificate(config, configs, states)
+        if weights_of(certificate) == "random" and config.name == self._default and not self._allow_random_weights:
+            raise not_ready("its weights are random, and TIDEGATE_ALLOW_RANDOM_WEIGHTS is not true")
         try:
             model = await _describe(self._triton, config)
         except (DeadlineExceeded, Overloaded):
@@ -224,10 +218,6 @@ class Discovery:
                 raise
             model = self._models[config.name]  # busy is not broken
         return replace(model, certificate=certificate)
-
-
-def _not_ready(private: str) -> ModelNotReady:
-    return ModelNotReady("The model is not ready.", private=private)
 
 
 def _precedence(state: ModelState) -> tuple[bool, int, str]:
@@ -243,86 +233,6 @@ def _unready(error: TidegateError) -> TidegateError:
     if isinstance(error, DeadlineExceeded):
         return UpstreamUnavailable("The inference server does not answer.", private=private)
     return ModelNotReady("The model does not answer as it should.", private=private)
-
-
-def _certificate(
-    config: ModelConfig, configs: Mapping[str, ModelConfig], states: Mapping[str, ModelState]
-) -> Mapping[str, Any] | None:
-    """The certificate of the engine that the model `config` runs; None if no step carries one.
-
-    `configs` and `states` are those of every model that is ready. Raises `ModelNotReady` unless the certificate is
-    of the very version that is served, and every preprocessor among the steps has loaded the recipe that the engine
-    was certified with. A preprocessor that does not say which recipe it has is refused too: the builder always
-    writes both sides, so one of them was exchanged, and other pixels would give labels that nobody measured.
-    """
-    parts: list[tuple[ModelConfig, str]] = []
-    for step in config.steps or (Step(config.name),):
-        if step.model not in configs:
-            raise _not_ready(f"its step {step.model} is not ready")
-        asked = str(step.version) if step.version > 0 else states[step.model].version
-        parts.append((configs[step.model], asked))
-    certified = [(part, asked) for part, asked in parts if CERTIFICATE in part.parameters]
-    if not certified:
-        return None
-    if len(certified) > 1:
-        raise _not_ready(f"more than one step carries a certificate: {', '.join(p.name for p, _ in certified)}")
-    ((network, served),) = certified
-    certificate = _read_certificate(network.name, network.parameters[CERTIFICATE])
-    version, sha256 = _text(certificate, "version"), _text(certificate, "preprocess", "sha256")
-    if version is None or sha256 is None:
-        raise _not_ready(f"the certificate of {network.name} lacks its version or preprocess.sha256")
-    if version != served:
-        raise _not_ready(f"the certificate of {network.name} is of version {version}, and version {served} is served")
-    preprocessors = [part for part, _ in parts if PREPROCESS in part.parameters]
-    found = {part.parameters.get(PREPROCESS_SHA256, f"none in {part.name}") for part in preprocessors}
-    if found != {sha256}:
-        raise _not_ready(
-            f"{network.name} was certified with the preprocessing {sha256}, "
-            f"and what runs is {', '.join(sorted(found)) or 'no preprocessor'}"
-        )
-    return certificate
-
-
-def _read_certificate(network: str, text: str) -> Mapping[str, Any]:
-    """The parameter's JSON object; `ModelNotReady` unless it is one that can be shown to callers as it is."""
-    if len(text) > CERTIFICATE_MAX_CHARS:
-        raise _not_ready(f"the certificate of {network} has {len(text)} characters")
-    try:
-        document = json.loads(text)
-        # NaN, infinity and lone surrogates pass the parser, and would fail when they are sent.
-        json.dumps(document, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise _not_ready(f"the certificate of {network} is not JSON: {error}") from error
-    if not isinstance(document, dict) or _depth(document) > CERTIFICATE_MAX_DEPTH:
-        raise _not_ready(f"the certificate of {network} is not an object, or too deep a one")
-    return MappingProxyType(document)
-
-
-def _depth(value: Any) -> int:
-    """How deep lists and objects lie in each other."""
-    deepest, level = 0, [value]
-    while level:
-        deepest += 1
-        level = [
-            child
-            for each in level
-            if isinstance(each, dict | list)
-            for child in (each.values() if isinstance(each, dict) else each)
-        ]
-    return deepest
-
-
-def _weights(certificate: Mapping[str, Any] | None) -> str | None:
-    return _text(certificate, "source", "weights")
-
-
-def _text(document: Any, *keys: str) -> str | None:
-    """The string at `keys`, one below the other; None if there is none."""
-    for key in keys:
-        if not isinstance(document, Mapping):
-            return None
-        document = document.get(key)
-    return document if isinstance(document, str) else None
 
 
 async def _describe(triton: Triton, config: ModelConfig) -> Model:
