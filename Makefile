@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-torch lint format bench constraints clean
+.PHONY: help up test test-tensorrt test-torch lint format bench constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,8 +30,27 @@ up: $(VENV)/.installed  ## a real Triton and the gateway, on this machine, witho
 test: $(VENV)/.installed-dev  ## every test that needs no GPU, on a real Triton
 	$(BIN)/python -m pytest
 
-test-torch: $(VENV)-torch/.installed  ## the default model against the original network (needs torch)
-	$(VENV)-torch/bin/python -m pytest tests/build_engines/test_against_torch.py
+# The last with the flags of TensorRT 10, the one of the container that is pinned, and the newest.
+TENSORRT := 10.16.1.11 11.2.1.2 11.4.0.106
+
+test-tensorrt: $(VENV)/.installed-dev $(TENSORRT:%=$(VENV)-tensorrt/%/.installed)  ## the TensorRT target against the real bindings of three releases
+	@for version in $(TENSORRT); do \
+	  folder=$(CURDIR)/$(VENV)-tensorrt/$$version; \
+	  $(BIN)/python tests/build_engines/targets/stub_libraries.py $$folder $$folder/stubs \
+	    || { code=$$?; [ $$code -eq 77 ] && exit 0; exit $$code; }; \
+	  LD_LIBRARY_PATH=$$folder/stubs PYTHONPATH=$$folder \
+	    $(BIN)/python -m pytest tests/build_engines/targets/test_tensorrt_bindings.py || exit 1; \
+	done
+
+# 40 MB each: classes and signatures without the library, and CUDA's functions without a GPU.
+$(VENV)-tensorrt/%/.installed: | $(VENV)/.installed-dev
+	@echo "Installing the bindings of TensorRT $* …"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) \
+	  tensorrt-cu13-bindings==$* cuda-bindings==12.9.10 cuda-pathfinder==1.9.1
+	@touch $@
+
+test-torch: $(VENV)-torch/.installed  ## sources and targets that need torch
+	$(VENV)-torch/bin/python -m pytest $(wildcard tests/*/with_torch tests/*/*/with_torch)
 
 $(VENV)-torch/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)-torch
@@ -56,4 +75,4 @@ constraints:  ## pin what is installed, afresh, for every Python
 	$(PYTHON) .ci/constraints.py python3.10 python3.11 python3.12
 
 clean:  ## forget the environments and the built model
-	rm -rf $(VENV) $(VENV)-torch model_repository/classifier/[0-9]* model_repository/classifier/certificate.json
+	rm -rf $(VENV) $(VENV)-tensorrt $(VENV)-torch model_repository/classifier/[0-9]* model_repository/classifier/certificate.json

@@ -79,7 +79,7 @@ def build(order: Order, say: Say = print) -> Path:
     then served still.
     """
     start = time.perf_counter()
-    source = find_source(order.source, order.wish)
+    source = _source(order)
     target = find_target(order.target)
     entry = Entry(order.repository, order.model, source.task)
     if order.wish.weights == "random" and order.model == DEFAULT_MODEL:
@@ -136,7 +136,7 @@ def build(order: Order, say: Say = print) -> Path:
 
 def calibrate(order: Order, out: Path, say: Say = print) -> None:
     """Measures the ranges for INT8 on the pictures of `order.calibration` and writes the table to `out`."""
-    source = find_source(order.source, order.wish)
+    source = _source(order)
     preprocessing = _preprocessing(order, source, Entry(order.repository, order.model, source.task))
     network = source.load(preprocessing.normalisation)
     ranges = _measured(order, source, network, preprocessing, Stages(order.work / order.model, say))
@@ -158,6 +158,11 @@ def chosen(entry: Entry, variant: str, source: str) -> str | None:
     if publish.pinned(entry) == version:
         return f"version {version} was chosen by hand"
     return None
+
+
+def _source(order: Order) -> Source:
+    recipe = None if order.preprocess is None else Preprocessing.read(_read(order.preprocess)).document
+    return find_source(order.source, replace(order.wish, recipe=recipe))
 
 
 def _preprocessing(order: Order, source: Source, entry: Entry) -> Preprocessing:
