@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pytest
 import tritonclient.grpc as triton_grpc
 
-pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(600)  # three networks are exported first
+pytest.importorskip("torch", reason="torch is not installed (make test-torch)")
 
 import torch
 
@@ -26,6 +25,7 @@ from tests.build_engines.sources.with_torch.conftest import shaken
 from tests.pictures import encode, noise
 from tests.servers import running_gateway, wait_for
 
+pytestmark = pytest.mark.timeout(600)  # three networks are exported first
 FLOWERS = ("rose", "tulip", "daisy", "lily", "iris", "poppy", "aster")
 FILES = [encode(noise(200 + 40 * k, 300), "JPEG") for k in range(4)]
 
