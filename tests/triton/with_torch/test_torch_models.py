@@ -43,10 +43,14 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> Order:
     state = {f"module.{name}": value for name, value in shaken(resnet50(num_classes=7)).items()}
     torch.save({"state_dict": state, "epoch": 90}, folder / "flowers.pth")
     (folder / "labels.txt").write_text("".join(f"{name}\n" for name in FLOWERS))
+    (folder / "pictures").mkdir()
+    for k, file in enumerate(FILES):
+        (folder / "pictures" / f"{k}.jpg").write_bytes(file)
     return Order(
         source="resnet50",
         wish=Wish(weights=str(folder / "flowers.pth")),
         labels=folder / "labels.txt",
+        images=folder / "pictures",
         repository=folder / "repository",
         model="flowers",
         work=folder / "work",
@@ -77,8 +81,10 @@ def triton(order: Order, loadtest: Order, dino: Order) -> Iterator[LocalTriton]:
         find_installation()
     except LocalTritonError as error:
         pytest.skip(str(error))
-    for each in (order, loadtest, dino):
-        build(each, quiet)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("build_engines.measure.BATCHES", (1,))  # these networks are slow on CPUs
+        for each in (order, loadtest, dino):
+            build(each, quiet)
     with LocalTriton([order.repository], ports=Ports(*free_ports(3))) as server:
         server.wait_ready()
         yield server
