@@ -126,9 +126,9 @@ def _find_libpython() -> Path:
 
 
 class LocalTriton:
-    """One `tritonserver` on 127.0.0.1 that serves `repositories`; restarted when it dies, until `stop`.
+    """One `tritonserver` on `address` that serves `repositories`; restarted when it dies, until `stop`.
 
-    Use as a context manager. Its log goes to `log_file`.
+    Use as a context manager. Its log goes to `log_file`, or to this process's standard error.
     """
 
     def __init__(
@@ -136,10 +136,15 @@ class LocalTriton:
         repositories: Sequence[Path],
         *,
         ports: Ports | None = None,
+        address: str = "127.0.0.1",
         log_file: Path | None = None,
+        log_to_stderr: bool = False,
         arguments: Sequence[str] = (),
     ) -> None:
         self.ports = ports or Ports()
+        self._address = address
+        self._host = "127.0.0.1" if address in ("0.0.0.0", "::") else address  # noqa: S104  # compared, not bound
+        self._log_to_stderr = log_to_stderr
         self._repositories = [Path(r).resolve() for r in repositories]
         self._folder = Path(tempfile.mkdtemp(prefix="tidegate-triton-"))
         self.log_file = log_file or self._folder / "triton.log"
@@ -151,7 +156,7 @@ class LocalTriton:
     @property
     def url(self) -> str:
         """The gRPC endpoint."""
-        return f"127.0.0.1:{self.ports.grpc}"
+        return f"{self._host}:{self.ports.grpc}"
 
     @property
     def pid(self) -> int:
@@ -177,7 +182,7 @@ class LocalTriton:
             ("GRPC", self.ports.grpc),
             ("METRICS", self.ports.metrics),
         ):
-            check_port_free("127.0.0.1", port, f"TIDEGATE_TRITON_{name}_PORT")
+            check_port_free(self._address, port, f"TIDEGATE_TRITON_{name}_PORT")
         self._arrange_backends(installation)
         self._launch(installation)
         self._watcher = threading.Thread(target=self._watch, args=(installation,), name="triton-watch", daemon=True)
@@ -197,7 +202,7 @@ class LocalTriton:
     def _is_ready(self) -> bool:
         """Whether every model has been loaded, or has failed to."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports.http}/v2/health/ready", timeout=1):
+            with urllib.request.urlopen(f"http://{self._host}:{self.ports.http}/v2/health/ready", timeout=1):
                 return True
         except (urllib.error.URLError, OSError):
             return False
@@ -254,7 +259,7 @@ class LocalTriton:
             f"--backend-directory={self._folder / 'backends'}",
             f"--cache-directory={installation.caches}",
             f"--backend-config=python,shm-region-prefix-name={self._folder.name}",
-            *(f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")),
+            *(f"--{kind}-address={self._address}" for kind in ("http", "grpc", "metrics")),
             f"--http-port={self.ports.http}",
             f"--grpc-port={self.ports.grpc}",
             f"--metrics-port={self.ports.metrics}",
@@ -264,11 +269,11 @@ class LocalTriton:
             *self._arguments,
         ]
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_file.open("ab") as out:
+        with self.log_file.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gateway.triton.leash", *command],
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=sys.stderr.fileno() if self._log_to_stderr else file,
                 stderr=subprocess.STDOUT,
                 env=_environment(installation),
                 start_new_session=True,  # Ctrl-C is for the gateway, which stops the server when it is done
