@@ -14,7 +14,7 @@ from build_engines.build import DEFAULT_TARGET, Order, build, calibrate, chosen
 from build_engines.configs import DEFAULT_MODEL, Entry
 from build_engines.errors import BuildError, SourceError
 from build_engines.sources import OUTPUTS, Wish
-from build_engines.targets.registry import TARGETS
+from build_engines.targets.registry import TARGETS, find_target
 
 _EXAMPLES = """\
 examples:
@@ -88,7 +88,7 @@ def _build(arguments: list[str]) -> int:
         parser.error("name a SOURCE, such as efficientnet_lite0")
     order = _order(options, arguments)
     entry = Entry(order.repository, order.model)
-    if options.unless_chosen and (reason := chosen(entry, "cpu", order.source)):
+    if options.unless_chosen and (reason := chosen(entry, find_target(order.target).variant, order.source)):
         print(f"{order.model}: {reason}: left as it is")
         return 0
     build(order)
@@ -200,8 +200,7 @@ def _versions(options: argparse.Namespace) -> int:
             publish.pin(entry, options.promote)
             print(f"{options.model}: version {options.promote} is served")
         elif options.rollback:
-            variant = "cpu" if options.target in ("openvino", "onnxruntime") else ""
-            version = publish.rollback(entry, variant)
+            version = publish.rollback(entry, find_target(options.target).variant)
             publish.pin(entry, version)
             print(f"{options.model}: version {version} is served")
         else:

@@ -58,6 +58,11 @@ class Target(Protocol):
         ...
 
     @property
+    def variant(self) -> str:
+        """Of the configurations of its engines: "cpu", or "" for what GPU servers read."""
+        ...
+
+    @property
     def calibrates_on(self) -> str:
         """A field of `Calibration`."""
         ...

@@ -24,6 +24,7 @@ _SERVING = Path(__file__).parents[1] / "serving"
 # The cost of an image does not fall with the size of its batch (docs/adr/0002-cpu-runtime.md); a larger batch
 # would only make the others wait longer.
 MAX_BATCH = 32
+VARIANT = "cpu"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class OnnxOnCpu:
     package: str
     precisions: tuple[str, ...]
     calibrates_on: str = "ranges"
+    variant: str = VARIANT
 
     def identity(self, precision: str) -> Mapping[str, Any]:
         """The runtime's version; the file itself runs on every processor. See `Target`."""
@@ -74,7 +76,7 @@ class OnnxOnCpu:
 def _serving(runtime: str, precision: str) -> Serving:
     return Serving(
         platform='backend: "python"',
-        variant="cpu",
+        variant=VARIANT,
         max_batch=MAX_BATCH,
         instances=2,
         delay_us=0,

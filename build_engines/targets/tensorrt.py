@@ -75,6 +75,7 @@ class TensorRT:
     modelopt_python: Path | None = None
     """The interpreter that has ModelOpt; None for the one that TIDEGATE_MODELOPT_PYTHON names."""
     calibrates_on: str = "pixels"
+    variant: str = SERVING.variant
 
     @property
     def name(self) -> str:

@@ -69,6 +69,10 @@ class TorchScript:
         return ("fp32",)
 
     @property
+    def variant(self) -> str:
+        return SERVING.variant
+
+    @property
     def calibrates_on(self) -> str:
         return "ranges"  # and never asks for any
 

@@ -152,3 +152,15 @@ def test_the_module_runs() -> None:
     done = subprocess.run([sys.executable, "-m", "build_engines", "--help"], capture_output=True, text=True, check=True)
     assert "tune --help" in done.stdout
     assert "calibrate SOURCE" in done.stdout
+
+
+def test_what_was_chosen_for_gpus_is_left_alone_there(
+    tiny_source: TinySource, order: Order, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An automatic build for TensorRT minds the version that GPU servers read, not the one for CPUs."""
+    asked = []
+    monkeypatch.setattr("build_engines.__main__.chosen", lambda entry, variant, source: asked.append(variant) or "so")
+    where = ["--repository", str(order.repository), "--model", "tiny", "--unless-chosen"]
+    assert main(["tiny", *where, "--target", "tensorrt"]) == 0
+    assert main(["tiny", *where]) == 0
+    assert asked == ["", "cpu"]
