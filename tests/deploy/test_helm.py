@@ -224,7 +224,6 @@ def test_the_schema_knows_the_gateways_settings() -> None:
         ({**example("one-gpu"), "triton": {}}, "same time"),
         ({**example("several-gpus"), "modelRepository": {"kind": "claim"}}, "ReadWriteMany"),
         ({"triton": {"gpu": {"resource": "nvidia.com/mig-1g.10gb", "count": 2}}}, "MIG"),
-        ({**example("mig"), "triton": {"autoscaling": {"kind": "hpa"}}}, "use keda"),
         ({"gateway": {"autoscaling": {"kind": "keda"}}}, "prometheus.url"),
         ({"gateway": {"autoscaling": {"minReplicas": 9}}}, "above"),
         ({"exposure": {"kind": "httpRoute"}}, "parentRefs"),

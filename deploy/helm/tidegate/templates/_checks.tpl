@@ -26,9 +26,6 @@
 {{- if and (contains "mig-" $v.triton.gpu.resource) (gt (int $v.triton.gpu.count) 1) -}}
 {{- fail "triton.gpu.count is at most 1 for a MIG slice: CUDA uses no more in one process; raise triton.replicas" -}}
 {{- end -}}
-{{- if and (eq $v.device "gpu") (eq $v.triton.autoscaling.kind "hpa") -}}
-{{- fail "triton.autoscaling.kind hpa goes by processor use, which says nothing about a GPU: use keda" -}}
-{{- end -}}
 {{- if and (or (eq $v.gateway.autoscaling.kind "keda") (eq $v.triton.autoscaling.kind "keda")) (not $v.prometheus.url) -}}
 {{- fail "autoscaling.kind keda needs prometheus.url" -}}
 {{- end -}}
