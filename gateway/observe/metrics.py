@@ -49,6 +49,12 @@ TRITON_READY = Gauge(
     ["endpoint"],
     multiprocess_mode="livemin",
 )
+MODELS = Gauge(
+    "tidegate_models",
+    "Models of Triton by state: ready, not_loaded, certificate (it does not fit what runs), unusable",
+    ["state"],
+    multiprocess_mode="livemax",
+)
 
 
 def announce_routes(routes: Iterable[tuple[str, Iterable[str] | None]]) -> None:

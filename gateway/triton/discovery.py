@@ -189,11 +189,17 @@ class Discovery:
                 configs[name] = await self._triton.config(name, timeout=PROBE_TIMEOUT_S)
             else:
                 broken[name] = not_ready(state.reason or "not loaded")
+        counts = {"ready": 0, "not_loaded": len(broken), "certificate": 0, "unusable": 0}
         for name, config in configs.items():
             if "task" not in config.parameters:
                 continue  # a step of an ensemble, or nothing of ours
+            # Always what it is if the next line raises.
+            count_as = "certificate" if all(step.model in configs for step in config.steps) else "not_loaded"
             try:
-                models[name] = await self._admit(config, configs, states)
+                certificate = find_certificate(config, configs, states)
+                count_as = "unusable"
+                models[name] = await self._admit(config, certificate)
+                count_as = "ready"
             except UpstreamUnavailable:
                 raise
             except TidegateError as error:  # this model's trouble is not the others'
@@ -201,14 +207,14 @@ class Discovery:
                 before, reason = self._broken.get(name), error.private or error.detail
                 if before is None or reason != (before.private or before.detail):  # else it is known already
                     log.warning("A model cannot be used", extra={"model": name, "reason": reason})
+            counts[count_as] += 1
+        for count_as, count in counts.items():
+            metrics.MODELS.labels(count_as).set(count)
         self._models, self._broken, self._states = models, broken, states
         self._learnt_at = time.monotonic()
 
-    async def _admit(
-        self, config: ModelConfig, configs: Mapping[str, ModelConfig], states: Mapping[str, ModelState]
-    ) -> Model:
+    async def _admit(self, config: ModelConfig, certificate: Mapping[str, Any] | None) -> Model:
         """The model as Triton shows it now, with its certificate; raises what speaks against serving it."""
-        certificate = find_certificate(config, configs, states)
         if weights_of(certificate) == "random" and config.name == self._default and not self._allow_random_weights:
             raise not_ready("its weights are random, and TIDEGATE_ALLOW_RANDOM_WEIGHTS is not true")
         try:
