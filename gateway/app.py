@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -26,6 +27,13 @@ from gateway.web import classify, health, models, page, problems
 from gateway.web.gate import Gate
 from gateway.web.middleware import RequestMiddleware
 
+if TYPE_CHECKING:
+    from gateway.observe.tracing import Tracing
+
+
+FLUSH_S = 5.0
+"""Seconds that a worker's end may take for the traces that are left, if its requests may take as long."""
+
 
 def create_app(settings: Settings | None = None, triton: Triton | None = None) -> FastAPI:
     """A gateway with `settings` (from the environment if none are given) in front of `triton`
@@ -33,7 +41,7 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
     settings = settings or load_settings()
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, float]]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         client = triton or TritonClient(settings.triton_url)
         discovery = Discovery(
             client,
@@ -45,13 +53,17 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
         limits = ImageLimits(settings.max_file_bytes, settings.max_pixels)
         app.state.gate = Gate(settings, admission, discovery, Inference(client, discovery, admission, limits))
         watch = asyncio.create_task(discovery.watch())
+        tracing = _tracing(settings)
         try:
-            yield {"head_timeout_s": settings.head_timeout_s}  # for `gateway.web.protocol`
+            # for `gateway.web.protocol` and `gateway.web.middleware`
+            yield {"head_timeout_s": settings.head_timeout_s, "tracing": tracing}
         finally:
             watch.cancel()
             with suppress(asyncio.CancelledError):
                 await watch
             await client.close()
+            if tracing is not None:
+                await tracing.close(min(FLUSH_S, settings.shutdown_grace_s))
 
     app = FastAPI(
         title="Tidegate",
@@ -60,6 +72,8 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
         lifespan=lifespan,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would make the caller send its photos twice
+        # FastAPI's own would be a second span for every request, with its path and query, and log exceptions' texts.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.add_middleware(RequestMiddleware, access_log=settings.access_log)
     app.add_exception_handler(TidegateError, problems.on_tidegate_error)
@@ -68,6 +82,14 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
         app.include_router(part.router)
         metrics.announce_routes((r.path, r.methods) for r in part.router.routes if isinstance(r, Route))
     return app
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    if settings.traces_endpoint is None:
+        return None
+    from gateway.observe.tracing import Tracing  # OpenTelemetry is imported only where it is used
+
+    return Tracing(settings.traces_endpoint, settings.traces_sample_ratio)
 
 
 def worker() -> FastAPI:

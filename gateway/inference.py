@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ from gateway.batches import Batch, make_batches
 from gateway.errors import BadUpstreamResponse, ImageProblem
 from gateway.images import EncodedImage, ImageLimits, inspect
 from gateway.observe import metrics
+from gateway.observe.stages import Stage
 from gateway.predictions import Prediction, check_probabilities, top_k
 from gateway.triton import Triton
 from gateway.triton.discovery import CLASSIFICATION, IMAGE_STATUS, Discovery, Model, image_tensors
@@ -41,12 +41,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Classified:
-    """One outcome for every file, in the order sent; times in seconds."""
+    """One outcome for every file, in the order sent, and the version of the model that gave them."""
 
     version: str
     outcomes: list[Outcome]
-    wait_s: float
-    infer_s: float
 
 
 class Inference:
@@ -65,10 +63,14 @@ class Inference:
         inspected = [inspect(file, self._limits) if isinstance(file, bytes) else file for file in files]
         good = [(i, image.data) for i, image in enumerate(inspected) if isinstance(image, EncodedImage)]
         outcomes: list[Outcome | None] = [x if isinstance(x, ImageProblem) else None for x in inspected]
-        version, arrived = model.version, time.perf_counter()
-        with self._admission.permit(len(good)):
-            admitted = time.perf_counter()
-            batches = make_batches(good, model.max_batch)
+        version = model.version
+        with ExitStack() as held:
+            with Stage("wait") as wait:
+                wait.note({"tidegate.images": len(good)})
+                held.enter_context(self._admission.permit(len(good)))
+            with Stage("pad") as pad:
+                batches = make_batches(good, model.max_batch)
+                pad.note({"tidegate.images": len(good), "tidegate.batches": len(batches)})
             for batch, answer in zip(batches, await self._ask_all(batches, model, deadline), strict=True):
                 version = answer.version
                 for index, row in zip(batch.indices, answer.rows, strict=True):
@@ -79,7 +81,7 @@ class Inference:
         for outcome in done:
             code = outcome.code if isinstance(outcome, ImageProblem) else "ok"
             metrics.IMAGES.labels(model.name, code).inc()
-        return Classified(version, done, admitted - arrived, time.perf_counter() - admitted)
+        return Classified(version, done)
 
     async def _ask_all(self, batches: list[Batch], model: Model, deadline: Deadline) -> list[_Answered]:
         if len(batches) == 1:  # the usual case needs no task
@@ -137,12 +139,15 @@ def _outcome(row: Row, model: Model, question: Question) -> Outcome:
 
 @contextmanager
 def _counted(batch: Batch, model: Model) -> Iterator[None]:
-    """Counts a call to Triton, and its duration whether or not it succeeds."""
-    metrics.BATCH_IMAGES.labels(model.name).observe(len(batch.indices))
-    metrics.PAYLOAD_BYTES.inc(len(batch.data) - batch.padding_bytes)
-    metrics.PADDING_BYTES.inc(batch.padding_bytes)
-    start = time.perf_counter()
+    """Counts a call to Triton, and times it whether or not it succeeds."""
+    images, padding = len(batch.indices), batch.padding_bytes
+    metrics.BATCH_IMAGES.labels(model.name).observe(images)
+    metrics.PAYLOAD_BYTES.inc(len(batch.data) - padding)
+    metrics.PADDING_BYTES.inc(padding)
+    call = Stage("infer", outgoing=True)
     try:
-        yield
+        with call:
+            call.note({"tidegate.model": model.name, "tidegate.images": images, "tidegate.bytes": len(batch.data)})
+            yield
     finally:
-        metrics.INFERENCE_SECONDS.labels(model.name).observe(time.perf_counter() - start)
+        metrics.INFERENCE_SECONDS.labels(model.name).observe(call.seconds)

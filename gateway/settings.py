@@ -6,6 +6,7 @@ import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -30,6 +31,19 @@ def _one_endpoint(url: str) -> str:
     if not name or not port.isdigit() or "/" in target or "," in target:
         raise ValueError("write host:port or dns:///name:port, for example localhost:8001")
     return url
+
+
+def _collector(endpoint: str | None) -> str | None:
+    if not endpoint:  # as compose and Kubernetes leave a variable that nobody filled in
+        return None
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("write the collector's OTLP/HTTP address, for example http://localhost:4318")
+    try:
+        import gateway.observe.tracing  # noqa: F401  # only where it is asked for: it brings OpenTelemetry
+    except ImportError as missing:
+        raise ValueError("traces need more packages: pip install 'tidegate[otel]'") from missing
+    return endpoint
 
 
 class Settings(BaseSettings):
@@ -86,6 +100,11 @@ class Settings(BaseSettings):
     """`json` for machines, `plain` for people, `auto` for plain on a terminal."""
     access_log: bool = False
     """Log a line for every request; without it only failures of this side (500 and above) are logged."""
+
+    traces_endpoint: Annotated[str | None, AfterValidator(_collector)] = None
+    """OTLP/HTTP address of an OpenTelemetry collector, such as `http://localhost:4318`. Unset: no traces."""
+    traces_sample_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of requests that are traced; a caller that sends a `traceparent` has decided it for its request."""
 
     model_repository: Path = Path("model_repository")
     """Where `tidegate up` finds the models of the embedded Triton."""

@@ -1,1 +1,1 @@
-"""What can be seen from outside: metrics and logs."""
+"""What can be seen from outside: metrics, logs and traces."""

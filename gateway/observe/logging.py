@@ -8,6 +8,8 @@ import sys
 import time
 from contextvars import ContextVar
 
+from gateway.observe import stages
+
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -18,7 +20,7 @@ def _extras(record: logging.LogRecord) -> dict[str, object]:
 
 
 class JsonFormatter(logging.Formatter):
-    """Time in UTC, level, logger, message, request id, and whatever `extra` carried."""
+    """Time in UTC, level, logger, message, request id, ids of trace and span if any, and what `extra` carried."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -27,6 +29,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "request_id": request_id.get(),
+            **stages.ids(),
             **_extras(record),
         }
         if record.exc_info:

@@ -26,6 +26,7 @@ from gateway.errors import (
     TidegateError,
     UpstreamUnavailable,
 )
+from gateway.observe import stages
 from gateway.triton import Answer, ModelConfig, ModelState, Step, Tensor
 
 CHANNEL_OPTIONS: tuple[tuple[str, object], ...] = (
@@ -35,6 +36,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, object], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1000),  # a Triton that comes back is used within about a second
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
 )
+
+_OK = {"rpc.response.status_code": "OK"}
 
 # Below this a call is not worth sending, and Triton 2.51 was seen to fall over calls that end at once.
 SHORTEST_CALL_S = 0.005
@@ -86,9 +89,21 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
+        stages.note({"rpc.response.status_code": error.code().name})
         raise error_of(error.code(), error.details() or "") from error
     except (grpc.aio.UsageError, grpc.aio.InternalError) as error:
         raise UpstreamUnavailable("The inference server cannot be reached.", private=str(error)) from error
+
+
+def _attributes(endpoint: str) -> dict[str, str | int]:
+    """What a span says of each inference, after the semantic conventions for gRPC."""
+    host, _, port = endpoint.removeprefix("dns:///").rpartition(":")
+    return {
+        "rpc.system.name": "grpc",
+        "rpc.method": "inference.GRPCInferenceService/ModelInfer",
+        "server.address": host,
+        "server.port": int(port),
+    }
 
 
 class TritonClient:
@@ -98,6 +113,7 @@ class TritonClient:
         self.endpoint = endpoint
         self._channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._attributes = _attributes(endpoint)
 
     async def infer(
         self,
@@ -118,7 +134,9 @@ class TritonClient:
                 wanted.parameters["classification"].int64_param = top_classes
         # Triton drops a request that is still queued when this has passed (microseconds).
         request.parameters["timeout"].int64_param = max(1, int(timeout * 1e6))
-        response = await self._call(self._stub.ModelInfer, request, timeout)
+        stages.note(self._attributes)
+        response = await self._call(self._stub.ModelInfer, request, timeout, stages.metadata())
+        stages.note(_OK)
         return Answer(response.model_version, _outputs(response))
 
     async def index(self, *, timeout: float) -> list[ModelState]:
@@ -139,11 +157,11 @@ class TritonClient:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _call(self, method, message, timeout: float):  # type: ignore[no-untyped-def]  # stubs are untyped
+    async def _call(self, method, message, timeout: float, metadata: stages.Metadata = ()):  # type: ignore[no-untyped-def]  # stubs are untyped
         if timeout < SHORTEST_CALL_S:
             raise DeadlineExceeded("The deadline passed before the inference server was asked.")
         with _translated():
-            return await method(message, timeout=timeout)
+            return await method(message, timeout=timeout, metadata=metadata)
 
 
 def _outputs(response) -> dict[str, NDArray[Any]]:  # type: ignore[no-untyped-def]  # generated, untyped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from pydantic_core import to_json
 from gateway.errors import ImageProblem, NoUsableImage
 from gateway.inference import Outcome
 from gateway.observe.logging import request_id
+from gateway.observe.stages import Stage, Timeline
 from gateway.web import parameters, schemas
 from gateway.web.body import IMAGE_FIELDS, File, read_upload
 from gateway.web.gate import Gate, GateDep
@@ -70,27 +70,26 @@ async def classify(request: Request, gate: GateDep) -> Response:
 
 
 async def _classify(request: Request, gate: Gate, grow: Callable[[int], None]) -> Response:
-    start = time.perf_counter()
-    upload = await read_upload(request, gate.settings, grow)
-    read_s = time.perf_counter() - start
+    with Stage("read") as read:
+        upload = await read_upload(request, gate.settings, grow)
+        read.note({"tidegate.images": len(upload.files)})
     deadline = parameters.deadline(request, gate.settings)
     model = await gate.discovery.get(upload.parameters.get("model"))
     question = parameters.question(upload.parameters, model)
     files = [file.content for file in upload.files]
     answer = await gate.inference.classify(files, model, question, deadline)
-    results = [_result(i, file, x) for i, (file, x) in enumerate(zip(upload.files, answer.outcomes, strict=True))]
-    if all(isinstance(outcome, ImageProblem) for outcome in answer.outcomes):
-        raise NoUsableImage("None of the images could be classified; results says why.", results)
-    state = request.scope["state"]
-    state["timings"].update(read=read_s, wait=answer.wait_s, infer=answer.infer_s)
-    times = {**state["timings"], "total": time.perf_counter() - state["start"]}
-    body = {
-        "request_id": request_id.get(),
-        "model": {"name": model.name, "version": answer.version},
-        "results": results,
-        "timings_ms": {name: round(seconds * 1000, 3) for name, seconds in times.items()},
-    }
-    return Response(to_json(body), media_type="application/json")
+    timeline: Timeline = request.scope["state"]["timeline"]
+    with Stage("encode"):
+        results = [_result(i, file, x) for i, (file, x) in enumerate(zip(upload.files, answer.outcomes, strict=True))]
+        if all(isinstance(outcome, ImageProblem) for outcome in answer.outcomes):
+            raise NoUsableImage("None of the images could be classified; results says why.", results)
+        body = {
+            "request_id": request_id.get(),
+            "model": {"name": model.name, "version": answer.version},
+            "results": results,
+            "timings_ms": {name: round(seconds * 1000, 3) for name, seconds in timeline.timings().items()},
+        }
+        return Response(to_json(body), media_type="application/json")
 
 
 def _result(index: int, file: File, outcome: Outcome) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What every request gets: an id, a duration, a count, and a problem document if all else fails."""
+"""What every request gets: an id, a duration, a count, a span, and a problem document if all else fails."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import logging
 import re
 import time
 import uuid
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.observe import metrics
 from gateway.observe.logging import request_id
+from gateway.observe.stages import NANOSECOND, Span, Timeline
 from gateway.web.problems import CLIENT_CLOSED_REQUEST, internal_error
+
+if TYPE_CHECKING:  # it needs the extra `otel`
+    from gateway.observe.tracing import Tracing
 
 log = logging.getLogger("gateway.access")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_QUIET = frozenset({"/livez", "/readyz", "/metrics"})  # asked every few seconds: they begin no traces of their own
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class RequestMiddleware:
-    """Request id, `Server-Timing`, metrics, access log; routes put their own times into `state["timings"]`."""
+    """Request id, `Server-Timing`, metrics, traces, access log; routes find the request's `state["timeline"]`."""
 
     def __init__(self, app: ASGIApp, *, access_log: bool) -> None:
         self._app = app
@@ -31,24 +37,23 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start = time.perf_counter()
         own_id = _request_id(scope)
         request_id.set(own_id)
-        timings: dict[str, float] = {}
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        state = {**scope.get("state", {}), "timings": timings, "start": start}
+        timeline = _timeline(scope, method)
+        timeline.begin()
+        state = {**scope.get("state", {}), "timeline": timeline}
         # The server leaves the body out of an answer to HEAD; the application need not know that method.
         scope = {**scope, "state": state, "method": "GET" if method == "HEAD" else scope["method"]}
-        status, gone = 500, False
+        status, begun, gone = 500, False, False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status, gone
+            nonlocal status, begun, gone
             if message["type"] == "http.response.start":
-                status = message["status"]
-                timings["total"] = time.perf_counter() - start
+                status, begun = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = own_id
-                headers["Server-Timing"] = ", ".join(f"{k};dur={v * 1000:.2f}" for k, v in timings.items())
+                headers["Server-Timing"] = ", ".join(f"{k};dur={v * 1000:.2f}" for k, v in timeline.timings().items())
             try:
                 await send(message)
             except Exception:  # what a transport raises when the other end is gone differs by event loop
@@ -62,19 +67,52 @@ class RequestMiddleware:
                 status = CLIENT_CLOSED_REQUEST
                 return
             log.exception("Unhandled error")
-            if "total" in timings:  # the answer has begun: all that is left is to break it off
+            if begun:  # all that is left is to break the answer off
                 raise
             await internal_error()(scope, receive, send_with_headers)
         finally:
-            self._count(scope, method, status, time.perf_counter() - start)
+            end = time.perf_counter_ns()
+            route: str | None = getattr(scope.get("route"), "path", None)
+            self._count(route or "unmatched", method, status, (end - timeline.start) * NANOSECOND)
+            if timeline.span is not None:
+                _end(timeline.span, route, method, status, end)
 
-    def _count(self, scope: Scope, method: str, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", None) or "unmatched"
+    def _count(self, route: str, method: str, status: int, seconds: float) -> None:
         metrics.REQUESTS.labels(route, method, status).inc()
         metrics.REQUEST_SECONDS.labels(route).observe(seconds)
         if self._access_log:
             extra = {"method": method, "route": route, "status": status, "ms": round(seconds * 1000, 2)}
             log.info("request", extra=extra)
+
+
+def _timeline(scope: Scope, method: str) -> Timeline:
+    """Of a request that begins now; with a span if traces are on, in which nothing is that the caller chose."""
+    start = time.perf_counter_ns()
+    tracing: Tracing | None = scope.get("state", {}).get("tracing")
+    if tracing is None:
+        return Timeline(start)
+    attributes = {
+        "http.request.method": "_OTHER" if method == "other" else method,
+        "url.scheme": scope["scheme"],
+        "network.protocol.version": scope["http_version"],
+    }
+    may_begin = scope["path"] not in _QUIET
+    return tracing.timeline(start, _span_name(method), scope["headers"], attributes, may_begin=may_begin)
+
+
+def _end(span: Span, route: str | None, method: str, status: int, end: int) -> None:
+    attributes: dict[str, str | int] = {"http.response.status_code": status}
+    if route:
+        span.rename(f"{_span_name(method)} {route}")
+        attributes["http.route"] = route
+    span.note(attributes)
+    if status >= 500:
+        span.fail(str(status))
+    span.end(end)
+
+
+def _span_name(method: str) -> str:
+    return "HTTP" if method == "other" else method  # as the semantic conventions have it
 
 
 def _request_id(scope: Scope) -> str:

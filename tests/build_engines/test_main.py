@@ -159,7 +159,12 @@ def test_what_was_chosen_for_gpus_is_left_alone_there(
 ) -> None:
     """An automatic build for TensorRT minds the version that GPU servers read, not the one for CPUs."""
     asked = []
-    monkeypatch.setattr("build_engines.__main__.chosen", lambda entry, variant, source: asked.append(variant) or "so")
+
+    def chosen(_: Entry, variant: str, __: str) -> str:
+        asked.append(variant)
+        return "it was chosen"
+
+    monkeypatch.setattr("build_engines.__main__.chosen", chosen)
     where = ["--repository", str(order.repository), "--model", "tiny", "--unless-chosen"]
     assert main(["tiny", *where, "--target", "tensorrt"]) == 0
     assert main(["tiny", *where]) == 0

@@ -70,7 +70,7 @@ def test_accuracy(gate: httpx.Client) -> None:
 
 def test_a_program_may_ask_triton_itself(triton: LocalTriton) -> None:
     """The ensemble's tensors are a contract of their own: padded files, true lengths, a status for each."""
-    files = [(ROOT / "examples" / "photos" / "cat.jpg").read_bytes(), b"no picture", b""]
+    files = [(ROOT / "examples" / "photos" / "coffee.jpg").read_bytes(), b"no picture", b""]
     padded = np.zeros((len(files), max(map(len, files))), np.uint8)
     for row, file in zip(padded, files, strict=True):
         row[: len(file)] = np.frombuffer(file, np.uint8)
@@ -82,7 +82,7 @@ def test_a_program_may_ask_triton_itself(triton: LocalTriton) -> None:
         answer = client.infer("ensemble_model", [raw, length])
     assert answer.as_numpy("IMAGE_STATUS").tolist() == [[0], [2], [1]]
     assert answer.as_numpy("CLASSIFICATION").shape == (3, 1000)
-    assert int(answer.as_numpy("CLASSIFICATION")[0].argmax()) == 285  # Egyptian cat
+    assert int(answer.as_numpy("CLASSIFICATION")[0].argmax()) == 967  # espresso
 
 
 def test_labels_are_the_file_beside_the_classifier(gate: httpx.Client) -> None:

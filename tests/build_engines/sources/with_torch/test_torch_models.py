@@ -337,6 +337,7 @@ def test_positions_are_stretched_only_when_they_must_be() -> None:
 def test_weights_of_a_file_may_have_been_trained_otherwise(tmp_path: Path) -> None:
     """With a recipe of the user's, mean, std and order of channels are the checkpoint's, for graph and reference."""
     torch.save(shaken(torchvision.models.resnet18(num_classes=5)), tmp_path / "own.pth")
+    mean, std = [100.0, 110.0, 120.0], [50.0, 60.0, 70.0]
     recipe = {
         "resize": "squash",
         "resize_to": 96,
@@ -344,8 +345,8 @@ def test_weights_of_a_file_may_have_been_trained_otherwise(tmp_path: Path) -> No
         "crop": "none",
         "size": 96,
         "color": "BGR",
-        "mean": [100.0, 110.0, 120.0],
-        "std": [50.0, 60.0, 70.0],
+        "mean": mean,
+        "std": std,
     }
     source = find_source("resnet18", Wish(weights=str(tmp_path / "own.pth"), recipe=recipe))
     assert source.preprocess() == recipe
@@ -353,7 +354,7 @@ def test_weights_of_a_file_may_have_been_trained_otherwise(tmp_path: Path) -> No
     assert_same(network, 96)
     library = loaded(find_source("resnet18", Wish(weights=str(tmp_path / "own.pth"))))
     pixels = noise(3, 96)
-    as_the_library = (pixels - np.float32(recipe["mean"])) / np.float32(recipe["std"])
+    as_the_library = (pixels - np.array(mean, np.float32)) / np.array(std, np.float32)
     with torch.inference_mode():
         net = torchvision.models.resnet18(num_classes=5).eval()
         net.load_state_dict(torch.load(tmp_path / "own.pth", weights_only=True))
