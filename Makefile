@@ -79,4 +79,4 @@ constraints:  ## pin what is installed, afresh, for every Python
 
 clean:  ## forget the environments, the built model and what builds keep
 	rm -rf $(VENV) $(VENV)-tensorrt $(VENV)-torch .build_engines .tools
-	rm -rf $(addprefix model_repository/classifier/,[0-9]* configs tuning.json pinned)
+	rm -rf $(addprefix model_repository/,classifier/[0-9]* ensemble_model/[2-9]* ensemble_model/1[0-9]* preprocessor/[2-9]* preprocessor/1[0-9]* classifier/tuning.json classifier/pinned */configs)

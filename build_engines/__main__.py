@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from build_engines import publish
@@ -75,8 +76,8 @@ def _build(arguments: list[str]) -> int:
     )
     gate_options.add_argument("--part", metavar="K/N", help="of --images only every N-th, from the K-th")
     gate_options.add_argument("--calibration-part", metavar="K/N", help="the same of --calibration")
-    gate_options.add_argument("--min-agreement", type=float, metavar="SHARE", help="0 to 1: same best class, at least")
-    gate_options.add_argument("--max-accuracy-loss", type=float, metavar="SHARE", help="0 to 1: top-1 lost, at most")
+    gate_options.add_argument("--min-agreement", type=_share, metavar="SHARE", help="0 to 1: same best class, at least")
+    gate_options.add_argument("--max-accuracy-loss", type=_share, metavar="SHARE", help="0 to 1: top-1 lost, at most")
     which = parser.add_argument_group("instead of building").add_mutually_exclusive_group()
     which.add_argument("--promote", metavar="VERSION", help="serve this version")
     which.add_argument("--rollback", action="store_true", help="serve the version before")
@@ -91,8 +92,21 @@ def _build(arguments: list[str]) -> int:
     if options.unless_chosen and (reason := chosen(entry, find_target(order.target).variant, order.source)):
         print(f"{order.model}: {reason}: left as it is")
         return 0
-    build(order)
+    build(replace(order, pin=not options.unless_chosen and _differs(order)))
     return 0
+
+
+def _differs(order: Order) -> bool:
+    """Whether it is something else than `make up` would build."""
+    same = {name: getattr(order, name) for name in ("repository", "work", "command", "force", "promote")}
+    return order != Order(**same)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError(text)
+    return value
 
 
 def _calibrate(arguments: list[str]) -> int:
@@ -146,10 +160,15 @@ def _source_arguments(parser: argparse.ArgumentParser, *, optional: bool) -> Non
     )
 
 
-def _order(options: argparse.Namespace, arguments: Sequence[str]) -> Order:
-    name = options.model
+def _model_name(name: str) -> str:
+    """`name` if it can be one: it becomes folders and lines of configurations."""
     if not name or not all(c.isascii() and (c.isalnum() or c in "_-.") for c in name) or name.startswith("."):
         raise SourceError(f"{name!r} cannot be a model's name: use letters, digits, _, - and a dot inside.")
+    return name
+
+
+def _order(options: argparse.Namespace, arguments: Sequence[str]) -> Order:
+    name = _model_name(options.model)
     given = vars(options)
     return Order(
         source=options.source,
@@ -191,7 +210,7 @@ def _versions(options: argparse.Namespace) -> int:
     """Promotes, rolls back or lists, for whichever task and configuration the model has."""
     found = False
     for task in OUTPUTS:
-        entry = Entry(options.repository, options.model, task)
+        entry = Entry(options.repository, _model_name(options.model), task)
         if not publish.versions(entry):
             continue
         found = True

@@ -33,6 +33,7 @@ DEFAULT_TARGET = "openvino"
 
 _PACKAGE = Path(__file__).parent
 _GRAPH_PICTURES = 100
+_FEWEST_TO_CALIBRATE = 10
 _CALIBRATION_PICTURES = 512  # for a target that wants them all at once
 _CHUNK = 32  # pictures in memory at once, while an engine is judged
 
@@ -66,6 +67,8 @@ class Order:
     """What makes the same again."""
     force: bool = False
     promote: bool = True
+    pin: bool = False
+    """Whether a person asks for just this, so that no automatic build takes its place."""
 
 
 Say = Callable[[str], object]
@@ -79,9 +82,11 @@ def build(order: Order, say: Say = print) -> Path:
     then served still.
     """
     start = time.perf_counter()
+    _check(order)
     source = _source(order)
     target = find_target(order.target)
     entry = Entry(order.repository, order.model, source.task)
+    publish.check_names(entry)
     if order.wish.weights == "random" and order.model == DEFAULT_MODEL:
         raise SourceError("Random weights are for load tests and are never the default model: give another --model.")
     preprocessing = _preprocessing(order, source, entry)
@@ -127,7 +132,7 @@ def build(order: Order, say: Say = print) -> Path:
     )
     if order.promote:
         publish.promote(entry, folder.name)
-        publish.pin(entry, None)
+        publish.pin(entry, folder.name if order.pin else None)
     seconds = time.perf_counter() - start
     did = "built" if order.promote else "staged, not served,"
     say(f"{order.model}: {did} version {folder.name} from {source.name} ({precision}) in {seconds:.1f} s in {folder}")
@@ -151,13 +156,24 @@ def chosen(entry: Entry, variant: str, source: str) -> str | None:
     """Why what is served should be left as it is: somebody chose it. None where nobody did."""
     version = publish.served(entry, variant)
     certificate = publish.read_certificate(entry.folder / version) if version else None
+    if version and publish.pinned(entry) == version:
+        return f"version {version} was chosen by hand"
     if certificate is None:
         return None
     if certificate["source"]["name"] != source:
         return f"version {version}, made of {certificate['source']['name']}, is served"
-    if publish.pinned(entry) == version:
-        return f"version {version} was chosen by hand"
     return None
+
+
+def _check(order: Order) -> None:
+    """`SourceError` for files that are not there, and for options that would have no effect."""
+    for path in (order.preprocess, order.labels, order.calibration, order.images):
+        if path is not None and not path.exists():
+            raise SourceError(f"There is no {path}.")
+    if order.part is not None and order.images is None:
+        raise SourceError("--part takes a part of --images: name a folder with that.")
+    if order.calibration_part is not None and order.calibration is None:
+        raise SourceError("--calibration-part takes a part of --calibration: name a folder with that.")
 
 
 def _source(order: Order) -> Source:
@@ -167,14 +183,17 @@ def _source(order: Order) -> Source:
 
 def _preprocessing(order: Order, source: Source, entry: Entry) -> Preprocessing:
     """The recipe: the one given, else the source's own, else the one that lies there."""
-    present = entry.folder / "preprocess.json"
+    version = publish.served(entry, find_target(order.target).variant)
+    present = entry.folder / (version or "") / "preprocess.json"
     if order.preprocess is not None:
         return Preprocessing.read(_read(order.preprocess))
     own = source.preprocess()
     if own is not None:
         preprocessing = Preprocessing.of(own)
         with suppress(BuildError):
-            if (there := Preprocessing.read(_read(present))).document == preprocessing.document:
+            if (
+                there := Preprocessing.read(_read(entry.folder / "preprocess.json"))
+            ).document == preprocessing.document:
                 return there  # as its author formatted it
         return preprocessing
     if present.is_file():
@@ -237,7 +256,12 @@ def _calibration_pictures(order: Order) -> ImageSet:
             "INT8 needs pictures to measure the ranges of activations on: name a folder of at least "
             "100 with --calibration. Noise would give a wrong engine."
         )
-    return read_images(order.calibration).part(order.calibration_part)
+    pictures = read_images(order.calibration).part(order.calibration_part)
+    if len(pictures) < _FEWEST_TO_CALIBRATE:
+        raise SourceError(
+            f"{len(pictures)} pictures are too few to calibrate on: name a folder of at least 100 with --calibration."
+        )
+    return pictures
 
 
 def _measured(order: Order, source: Source, network: Network, preprocessing: Preprocessing, stages: Stages) -> Ranges:
@@ -246,7 +270,11 @@ def _measured(order: Order, source: Source, network: Network, preprocessing: Pre
     pictures = _calibration_pictures(order)
     content = stages.result(
         "ranges",
-        [hashlib.sha256(network.graph).hexdigest(), [str(picture.path.resolve()) for picture in pictures.pictures]],
+        [
+            hashlib.sha256(network.graph).hexdigest(),
+            recipe_sha256(preprocessing.document),
+            [hashlib.sha256(picture.read()).hexdigest() for picture in pictures.pictures],
+        ],
         f"measuring the ranges of activations on {len(pictures)} pictures",
         lambda: Ranges(
             measure(network.graph, (preprocessing.pixels(picture.read()) for picture in pictures.pictures)),
@@ -309,6 +337,8 @@ def _judge(
     theirs = preprocessing if own is None else Preprocessing.of(own)
     expected = _answers(network.reference, pictures, theirs)
     faults = _faults_of_graph(network, pictures, expected, preprocessing)
+    if source.identity()["weights"] != "random":
+        faults += gate.faults_of_source(expected)
     answers = _answers(engine.run, pictures, preprocessing)
     first = [preprocessing.pixels(picture.read()) for picture in pictures.pictures[:4]]
     alone = np.concatenate([engine.run(np.stack([pixels])) for pixels in first])
@@ -413,6 +443,8 @@ def _inputs(
         "builder": {
             "sha256": hashlib.sha256(code).hexdigest(),
             "pictures": {use: _fingerprint(path) for use, path in pictures.items() if path is not None},
+            "parts": [order.calibration_part, order.part],
+            "limits": [order.min_agreement, order.max_accuracy_loss],
             "ranges": table.sha256 if table else None,
             "labels": hashlib.sha256(_read(order.labels)).hexdigest() if order.labels else None,
         },
@@ -435,7 +467,7 @@ def _up_to_date(order: Order, entry: Entry, inputs: Mapping[str, Any], say: Say)
         if certificate and all(certificate.get(key) == value for key, value in inputs.items()):
             if order.promote:
                 publish.promote(entry, number)
-                publish.pin(entry, None)
+                publish.pin(entry, number if order.pin else None)
             say(f"{order.model}: version {number} is up to date in {folder}")
             return folder
     return None

@@ -111,9 +111,10 @@ def network_config(
     version: str | None = None,
     certificate: Mapping[str, Any] | None = None,
 ) -> str:
-    """The network's configuration. With a `version`, Triton serves that one and no other."""
+    """The network's configuration. With a `version`, Triton serves that one and no other, with its own labels."""
     output = OUTPUTS[entry.task]
-    labels = '    label_filename: "labels.txt"\n' if entry.task == "classify" else ""
+    file = f"{version}/labels.txt" if version else "labels.txt"
+    labels = f'    label_filename: "{file}"\n' if entry.task == "classify" else ""
     parameters = dict(serving.parameters)
     if certificate is not None:
         parameters["certificate"] = json.dumps(certificate, separators=(",", ":"), ensure_ascii=True)
@@ -121,8 +122,7 @@ def network_config(
         *_comment(serving, "head"),
         f'name: "{entry.network}"',
         serving.platform,
-        f"max_batch_size: {serving.max_batch}",
-        *([f"version_policy {{ specific {{ versions: [ {version} ] }} }}"] if version else []),
+        f"max_batch_size: {serving.max_batch}{_only(version)}",
         "input [",
         "  {",
         f'    name: "{INPUT}"',
@@ -160,8 +160,12 @@ def network_config(
     return "\n".join(parts) + "\n"
 
 
-def ensemble_config(entry: Entry, serving: Serving, *, width: int) -> str:
-    """The ensemble's configuration: preprocessor → network, with a status for every image."""
+def ensemble_config(entry: Entry, serving: Serving, *, width: int, version: str | None = None) -> str:
+    """The ensemble's configuration: preprocessor → network, with a status for every image.
+
+    With a `version`, the ensemble and both steps have that number: every answer says which engine gave it, and
+    while Triton exchanges one after the other, no engine gets the pixels of another's recipe.
+    """
     output = OUTPUTS[entry.task]
     what = {"classify": "class probabilities", "embed": "features"}[entry.task]
     batch = "# Not above that of any step."
@@ -175,7 +179,7 @@ def ensemble_config(entry: Entry, serving: Serving, *, width: int) -> str:
     return f"""{head}
 name: "{entry.model}"
 platform: "ensemble"
-{"" if serving.variant else batch + chr(10)}max_batch_size: {min(serving.max_batch, PREPROCESSOR_MAX_BATCH)}
+{"" if serving.variant else batch + chr(10)}max_batch_size: {min(serving.max_batch, PREPROCESSOR_MAX_BATCH)}{_only(version)}
 
 input [
   {{
@@ -207,7 +211,7 @@ ensemble_scheduling {{
   step [
     {{
       model_name: "{entry.preprocessor}"
-      model_version: -1
+      model_version: {version or -1}
       input_map {{ key: "RAW_IMAGE" value: "RAW_IMAGE" }}
       input_map {{ key: "IMAGE_LENGTH" value: "IMAGE_LENGTH" }}
       output_map {{ key: "{INPUT}" value: "pixels" }}
@@ -215,7 +219,7 @@ ensemble_scheduling {{
     }},
     {{
       model_name: "{entry.network}"
-      model_version: -1
+      model_version: {version or -1}
       input_map {{ key: "{INPUT}" value: "pixels" }}
       output_map {{ key: "{output}{serving.output_suffix}" value: "{output}" }}
     }}
@@ -227,12 +231,13 @@ ensemble_scheduling {{
 """
 
 
-def preprocessor_config(entry: Entry, *, size: int, recipe_sha256: str) -> str:
-    """The preprocessor's configuration, which names the recipe and what it must be."""
+def preprocessor_config(entry: Entry, *, size: int, recipe_sha256: str, version: str | None = None) -> str:
+    """The preprocessor's configuration, which names the recipe (that of `version`) and what it must be."""
+    recipe = "/".join(part for part in (entry.network, version, "preprocess.json") if part)
     return f"""# Encoded image files → pixels. The same on GPU and CPU servers: decoding is CPU work.
 name: "{entry.preprocessor}"
 backend: "python"
-max_batch_size: {PREPROCESSOR_MAX_BATCH}
+max_batch_size: {PREPROCESSOR_MAX_BATCH}{_only(version)}
 
 input [
   {{
@@ -276,11 +281,16 @@ dynamic_batching {{
 }}
 
 # The recipe, from the top of the model repository, and the hash that the engine's certificate has of it.
-{_parameter("preprocess", f"{entry.network}/preprocess.json")}
+{_parameter("preprocess", recipe)}
 {_parameter("preprocess_sha256", recipe_sha256)}
 # 64 megapixels.
 {_parameter("max_pixels", "64000000")}
 """
+
+
+def _only(version: str | None) -> str:
+    """The line by which Triton serves one version and no other."""
+    return f"\nversion_policy {{ specific {{ versions: [ {version} ] }} }}" if version else ""
 
 
 def _comment(serving: Serving, part: str) -> list[str]:

@@ -122,6 +122,13 @@ def faults_of_answers(answers: Answers, alone: Answers, *, task: str, images: in
     return faults
 
 
+def faults_of_source(answers: Answers) -> list[str]:
+    """A source that says the same of every picture was not trained, or is given pixels that it does not know."""
+    if len(answers) > 1 and float(np.ptp(answers, axis=0).max()) < TOLERANCE:
+        return ["its source answers alike to every picture: are mean and std those of pixels from 0 to 255?"]
+    return []
+
+
 def faults_of_agreement(agreement: Agreement, limits: Limits) -> list[str]:
     """Where the engine is too far from its source."""
     faults = []

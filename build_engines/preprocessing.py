@@ -65,9 +65,15 @@ class Preprocessing:
         """Parses the content of a `preprocess.json`; `SourceError` says what is wrong with it."""
         imaging = _load_imaging()
         try:
-            return cls(content, imaging.Recipe.from_json(content), imaging)
-        except ValueError as error:
-            raise SourceError(f"preprocess.json cannot be used: {error}.") from error
+            recipe = imaging.Recipe.from_json(content)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{error}.") from error
+        if max(recipe.std) < 1 or any(0 < value < 1 for value in recipe.mean):
+            raise SourceError(
+                "preprocess.json: mean and std look like those of pixels from 0 to 1, and here pixels go to 255: "
+                "multiply them by 255."
+            )
+        return cls(content, recipe, imaging)
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Preprocessing:

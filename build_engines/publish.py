@@ -2,20 +2,22 @@
 
 A network's folder (such as `model_repository/classifier`) holds numbered versions. A version is complete in
 itself and never changed: the engine, the recipe and the labels that it was judged with, how it is to be served,
-and its certificate. Promoting one copies its recipe and labels to where Triton reads them and writes the
-configurations of all three models, which name that version and no other; so a version that was only staged, or
-half written, is never served.
+and its certificate. Promoting one writes the configurations of all three models. They name that version and no
+other, and point at its own recipe and labels; so a version that was only staged, or half written, is never served,
+and an engine never gets another's labels, wherever a promotion is interrupted.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,21 +51,24 @@ def stage(
 
     Raises `PublishError` when it cannot be written; what was there stays as it was.
     """
+    check_names(entry)
     try:
         entry.folder.mkdir(parents=True, exist_ok=True)
-        return _place(entry, files, {**certificate, "serving": {"size": size, "width": width, **asdict(serving)}})
+        with _alone(entry):
+            return _place(entry, files, {**certificate, "serving": {"size": size, "width": width, **asdict(serving)}})
     except OSError as error:
         raise _unwritable(entry.folder, error) from error
 
 
 def promote(entry: Entry, version: str) -> None:
-    """Makes `version` the one that is served: recipe, labels and configurations become its own.
+    """Makes `version` the one that is served, in the configurations of its variant.
 
     Every file is replaced whole, and only if it differs. Raises `PublishError` when the version is not there or
     not as it was published.
     """
+    check_names(entry)
     folder = entry.folder / version
-    certificate = read_certificate(folder)
+    certificate = read_certificate(folder) if version in versions(entry) else None
     if certificate is None:
         known = ", ".join(versions(entry)) or "none"
         raise PublishError(f"{entry.network} has no whole version {version}: there are {known}.")
@@ -71,23 +76,45 @@ def promote(entry: Entry, version: str) -> None:
     tuned = serving.tuned(read_tuning(entry.folder, serving.variant))
     recipe = (folder / "preprocess.json").read_bytes()
     shown = {key: value for key, value in certificate.items() if key not in ("serving", "files")}
+    recipe_sha256 = hashlib.sha256(recipe).hexdigest()
+    preprocessor = preprocessor_config(entry, size=size, recipe_sha256=recipe_sha256, version=version)
+    network = network_config(entry, tuned, size=size, width=width, version=version, certificate=shown)
+    ensemble = ensemble_config(entry, tuned, width=width, version=version)
     try:
-        _replace(entry.folder / "preprocess.json", recipe)
-        if (folder / "labels.txt").is_file():
-            _replace(entry.folder / "labels.txt", (folder / "labels.txt").read_bytes())
-        _install_preprocessor(entry)
-        _replace(
-            entry.repository / entry.preprocessor / "config.pbtxt",
-            preprocessor_config(entry, size=size, recipe_sha256=hashlib.sha256(recipe).hexdigest()).encode(),
-        )
-        network = network_config(entry, tuned, size=size, width=width, version=version, certificate=shown)
-        _replace(entry.folder / tuned.file, network.encode())
-        ensemble = entry.repository / entry.model
-        (ensemble / "1").mkdir(parents=True, exist_ok=True)  # Triton wants a version, if only an empty one
-        _replace(ensemble / tuned.file, ensemble_config(entry, tuned, width=width).encode())
-        _prune(entry)
+        with _alone(entry):
+            _install_preprocessor(entry, version)
+            (entry.repository / entry.model / version).mkdir(parents=True, exist_ok=True)  # empty, but Triton wants it
+            _replace(entry.repository / entry.preprocessor / tuned.file, preprocessor.encode())
+            _replace(entry.folder / tuned.file, network.encode())
+            _replace(entry.repository / entry.model / tuned.file, ensemble.encode())
+            _prune(entry)
     except OSError as error:
         raise _unwritable(entry.folder, error) from error
+
+
+def check_names(entry: Entry) -> None:
+    """`PublishError` when one of the entry's three folders is already another part of this or another model."""
+    parts = {entry.model: "ensemble", entry.preprocessor: "preprocessor", entry.network: "network"}
+    for name, part in parts.items():
+        for path in sorted((entry.repository / name).glob("**/*.pbtxt")):
+            text = path.read_text()
+            steps = re.findall(r'^      model_name: "(.*)"$', text, re.MULTILINE)
+            found = "ensemble" if steps else "preprocessor" if 'key: "preprocess"' in text else "network"
+            if found != part:
+                raise PublishError(f"{name} is the {found} of a model already: choose another name with --model.")
+            if steps and steps != [entry.preprocessor, entry.network]:
+                raise PublishError(f"{name} is of {' and '.join(steps)} already: choose another name with --model.")
+
+
+@contextmanager
+def _alone(entry: Entry) -> Iterator[None]:
+    """While nobody else writes into the repository."""
+    folder = os.open(entry.repository, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def rollback(entry: Entry, variant: str) -> str:
@@ -167,8 +194,11 @@ def read_tuning(folder: Path, variant: str) -> Tuning:
     except (OSError, ValueError, TypeError) as error:
         raise PublishError(f"{folder / 'tuning.json'} cannot be used ({error}): mend it, or remove it.") from error
     try:
+        for key, value in values.items():
+            if type(value) is not int or value < (0 if key == "delay_us" else 1):
+                raise TypeError(f"{key} is {value!r}")
         return Tuning(**values)
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise PublishError(f"{folder / 'tuning.json'} cannot be used ({error}): mend it, or remove it.") from error
 
 
@@ -216,10 +246,10 @@ def _place(entry: Entry, files: Mapping[str, bytes], certificate: Mapping[str, A
     return folder
 
 
-def _install_preprocessor(entry: Entry) -> None:
-    """The preprocessor's program for a model that has none yet, or an older one."""
+def _install_preprocessor(entry: Entry, version: str) -> None:
+    """The preprocessor's program, under the number of the engine that it prepares pictures for."""
     source = OWN_REPOSITORY / IMAGING.parent
-    target = entry.repository / entry.preprocessor / IMAGING.parent.name
+    target = entry.repository / entry.preprocessor / version
     for file in sorted(source.rglob("*.py")):
         _replace(target / file.relative_to(source), file.read_bytes())
 
@@ -229,7 +259,9 @@ def _prune(entry: Entry) -> None:
     in_use = {served(entry, "" if path.name == "config.pbtxt" else path.stem) for path in configurations}
     for number in versions(entry)[:-VERSIONS_KEPT]:
         if number not in in_use:
-            shutil.rmtree(entry.folder / number, ignore_errors=True)
+            for model in (entry.model, entry.preprocessor, entry.network):
+                if entry.repository / model / number != OWN_REPOSITORY / IMAGING.parent:
+                    shutil.rmtree(entry.repository / model / number, ignore_errors=True)
 
 
 def _replace(path: Path, content: bytes) -> None:

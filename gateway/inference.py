@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,12 @@ from numpy.typing import NDArray
 
 from gateway.admission import Admission, Deadline
 from gateway.batches import Batch, make_batches
-from gateway.errors import BadUpstreamResponse, ImageProblem
+from gateway.errors import BadUpstreamResponse, ImageProblem, ModelNotReady
 from gateway.images import EncodedImage, ImageLimits, inspect
 from gateway.observe import metrics
 from gateway.observe.stages import Stage
 from gateway.predictions import Prediction, check_probabilities, top_k
-from gateway.triton import Triton
+from gateway.triton import Answer, Tensor, Triton
 from gateway.triton.discovery import CLASSIFICATION, IMAGE_STATUS, Discovery, Model, image_tensors
 
 Outcome = list[Prediction] | ImageProblem
@@ -29,6 +30,11 @@ _STATUS: dict[int, ImageProblem] = {
     3: ImageProblem("corrupt_image", "The picture is damaged: it cannot be decoded to its end."),
     4: ImageProblem("image_too_large", "The picture has more pixels than are allowed."),
 }
+
+
+EXCHANGE_S = 5.0
+"""Seconds for which a model that was ready may be away: Triton 2.51 takes one or two to exchange a version."""
+RETRY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Inference:
         inspected = [inspect(file, self._limits) if isinstance(file, bytes) else file for file in files]
         good = [(i, image.data) for i, image in enumerate(inspected) if isinstance(image, EncodedImage)]
         outcomes: list[Outcome | None] = [x if isinstance(x, ImageProblem) else None for x in inspected]
-        version = model.version
+        answered = model
         with ExitStack() as held:
             with Stage("wait") as wait:
                 wait.note({"tidegate.images": len(good)})
@@ -72,16 +78,16 @@ class Inference:
                 batches = make_batches(good, model.max_batch)
                 pad.note({"tidegate.images": len(good), "tidegate.batches": len(batches)})
             for batch, answer in zip(batches, await self._ask_all(batches, model, deadline), strict=True):
-                version = answer.version
+                answered = answer.model
                 for index, row in zip(batch.indices, answer.rows, strict=True):
-                    outcomes[index] = _outcome(row, model, question)
+                    outcomes[index] = _outcome(row, answered, question)
         done = [x for x in outcomes if x is not None]
         if len(done) != len(files):
             raise BadUpstreamResponse("An image was left without an answer.")
         for outcome in done:
             code = outcome.code if isinstance(outcome, ImageProblem) else "ok"
             metrics.IMAGES.labels(model.name, code).inc()
-        return Classified(version, done)
+        return Classified(answered.version, done)
 
     async def _ask_all(self, batches: list[Batch], model: Model, deadline: Deadline) -> list[_Answered]:
         if len(batches) == 1:  # the usual case needs no task
@@ -97,9 +103,7 @@ class Inference:
         """One call to Triton."""
         inputs = image_tensors(len(batch.indices), batch.row_bytes, batch.data, batch.lengths)
         with _counted(batch, model):
-            answer = await self._triton.infer(
-                model.name, inputs, [CLASSIFICATION, IMAGE_STATUS], timeout=deadline.remaining()
-            )
+            answer = await self._infer(model, inputs, deadline)
         try:
             statuses = answer.outputs[IMAGE_STATUS].ravel().tolist()
             probabilities = answer.outputs[CLASSIFICATION]
@@ -107,10 +111,24 @@ class Inference:
             raise BadUpstreamResponse("The model's answer lacks an output.", private=str(missing)) from missing
         if len(statuses) != len(batch.indices):
             raise BadUpstreamResponse("The model's answer does not have the expected shape.", private=str(statuses))
+        model = await self._discovery.of_version(model, answer.model_version)
         check_probabilities(probabilities, len(batch.indices), len(model.labels))
         self._discovery.proved(model)
         rows = [_problem(s) if s else p for s, p in zip(statuses, probabilities, strict=True)]
-        return _Answered(rows, answer.model_version)
+        return _Answered(rows, model)
+
+    async def _infer(self, model: Model, inputs: list[Tensor], deadline: Deadline) -> Answer:
+        """Asks again while Triton exchanges the model's version, for which it is away for a moment."""
+        give_up = time.monotonic() + EXCHANGE_S
+        while True:
+            try:
+                return await self._triton.infer(
+                    model.name, inputs, [CLASSIFICATION, IMAGE_STATUS], timeout=deadline.remaining()
+                )
+            except ModelNotReady:
+                if time.monotonic() > give_up or deadline.remaining() < 2 * RETRY_S:
+                    raise
+                await asyncio.sleep(RETRY_S)
 
 
 Row = NDArray[np.float32] | ImageProblem
@@ -118,10 +136,10 @@ Row = NDArray[np.float32] | ImageProblem
 
 @dataclass(frozen=True)
 class _Answered:
-    """A batch's probabilities FP32 `[classes]`, or problem, of each row, and the version that computed them."""
+    """A batch's probabilities FP32 `[classes]`, or problem, of each row, and the model as it was when it answered."""
 
     rows: list[Row]
-    version: str
+    model: Model
 
 
 def _problem(status: int) -> ImageProblem:

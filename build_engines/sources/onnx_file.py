@@ -7,7 +7,7 @@ such a file, so a `preprocess.json` must be there.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -43,7 +43,7 @@ class OnnxFile:
 
     @property
     def name(self) -> str:
-        return str(self.path)
+        return self.path.name
 
     def identity(self) -> Mapping[str, Any]:
         """With the hash of the file and of the files beside it that hold weights."""
@@ -91,12 +91,26 @@ class OnnxFile:
             raise SourceError(f"{self.path} cannot be read, it is damaged or not ONNX ({error}).") from error
         places = {
             entry.value
-            for tensor in graph.initializer
+            for tensor in (*graph.initializer, *_constants(graph))
             if tensor.data_location == onnx.TensorProto.EXTERNAL
             for entry in tensor.external_data
             if entry.key == "location"
         }
+        folder = self.path.parent.resolve()
+        for place in places:
+            file = (folder / place.partition("\0")[0]).resolve()
+            if not file.is_relative_to(folder) or not file.is_file():  # a pipe would never end
+                raise SourceError(f"{self.path} keeps weights in {place!r:.80}, which is no file beside it.")
         return [self.path.parent / place for place in sorted(places)]
+
+
+def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Tensors that stand in nodes, in those of inner graphs, too."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from (*inner.initializer, *_constants(inner))
 
 
 def network_of(

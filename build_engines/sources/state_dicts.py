@@ -29,6 +29,7 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.")
 _BACKBONE = "backbone."
 
 _SHOWN = 3
+_DEEPEST = 8  # nests in nests; a pickle can hold one that holds itself
 
 
 def read_state_dict(path: Path) -> State:
@@ -92,7 +93,7 @@ def fit(network: torch.nn.Module, state: State) -> None:
         found = "; ".join(f"{words} {_some(names)}" for words, names in wrong.items() if names)
         raise SourceError(f"The weights and the network do not fit together. They {found}.")
     for name, value in state.items():
-        if not bool(torch.isfinite(value).all()):
+        if not bool(torch.isfinite(value.float()).all()):  # as the network will hold it
             raise SourceError(f"The weights hold values that are not finite ({name}): the file is damaged.")
     network.load_state_dict(state)
 
@@ -138,11 +139,17 @@ def _globals(path: Path) -> str:
 
 def _tensors(content: object, path: Path) -> State:
     """The innermost mapping with tensors in it."""
-    while isinstance(content, Mapping):
+    for _ in range(_DEEPEST):
+        if not isinstance(content, Mapping):
+            break
         if any(isinstance(value, torch.Tensor) for value in content.values()):
             for name, value in content.items():
                 if not isinstance(name, str) or not isinstance(value, torch.Tensor):
                     raise SourceError(f"{path} has the entry {name!r:.80}, which is a {type(value).__name__}.")
+                if value.layout != torch.strided or value.is_quantized or value.is_meta or value.is_complex():
+                    raise SourceError(
+                        f"{path} has the entry {name:.80}, which is no plain tensor: save it dequantised."
+                    )
             return dict(content)
         content = next((content[key] for key in _NESTS if isinstance(content.get(key), Mapping)), None)
     raise SourceError(f"{path} holds no state dict: save it as torch.save(model.state_dict(), …).")

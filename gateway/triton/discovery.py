@@ -142,6 +142,22 @@ class Discovery:
             raise ModelNotReady("The model is not ready.", private=reason.private if reason else "not served")
         raise ModelNotFound("There is no model of this name; GET /v1/models lists them.")
 
+    async def of_version(self, model: Model, version: str) -> Model:
+        """`model` as of the version that answered: Triton may have exchanged it since its labels were learnt.
+
+        Raises `ModelNotReady` when it was exchanged once more, an `UpstreamError` when Triton cannot be asked.
+        """
+        if version == model.version:
+            return model
+        async with self._lock:  # those who come together ask once
+            known = self._models.get(model.name)
+            if known is None or known.version != version:
+                await self._learn()
+                known = self._models.get(model.name)
+        if known is None or known.version != version:
+            raise not_ready(f"version {version} of {model.name} answered, and is not served any more")
+        return known
+
     def proved(self, model: Model) -> None:
         """A real request was answered by `model`: for the default model that is as good as a probe."""
         if model.name == self._default:
@@ -177,6 +193,21 @@ class Discovery:
         metrics.TRITON_READY.labels(endpoint).set(error is None)
 
     async def _learn(self) -> None:
+        """Looks, and looks again when a good model is suddenly none: Triton exchanges a version step by step."""
+        for again in (True, True, True, False):
+            models, broken, states = await self._look()
+            if not again or not self._models.keys() & broken.keys():
+                break
+            await asyncio.sleep(RETRY_INTERVAL_S)
+        for name, error in broken.items():
+            before, reason = self._broken.get(name), error.private or error.detail
+            if before is None or reason != (before.private or before.detail):  # else it is known already
+                log.warning("A model cannot be used", extra={"model": name, "reason": reason})
+        self._models, self._broken, self._states = models, broken, states
+        self._learnt_at = time.monotonic()
+
+    async def _look(self) -> tuple[dict[str, Model], dict[str, TidegateError], dict[str, ModelState]]:
+        """The models that can be used, those that cannot, and Triton's index, as they are now."""
         states: dict[str, ModelState] = {}
         for state in await self._triton.index(timeout=PROBE_TIMEOUT_S):  # a line for each version
             if state.name not in states or _precedence(state) > _precedence(states[state.name]):
@@ -204,14 +235,10 @@ class Discovery:
                 raise
             except TidegateError as error:  # this model's trouble is not the others'
                 broken[name] = error
-                before, reason = self._broken.get(name), error.private or error.detail
-                if before is None or reason != (before.private or before.detail):  # else it is known already
-                    log.warning("A model cannot be used", extra={"model": name, "reason": reason})
             counts[count_as] += 1
         for count_as, count in counts.items():
             metrics.MODELS.labels(count_as).set(count)
-        self._models, self._broken, self._states = models, broken, states
-        self._learnt_at = time.monotonic()
+        return models, broken, states
 
     async def _admit(self, config: ModelConfig, certificate: Mapping[str, Any] | None) -> Model:
         """The model as Triton shows it now, with its certificate; raises what speaks against serving it."""

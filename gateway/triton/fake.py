@@ -18,8 +18,9 @@ class FakeTriton:
     """Answers `ensemble_model` with probabilities that depend on nothing but each image's own bytes.
 
     `failure` is raised by every call while it is set; `delay` is the seconds that an inference takes.
-    `asked` lists the input shapes of the inferences so far. `parameters` are those of each model's configuration:
-    the ensemble's, and those of its two steps, where a test may put a certificate.
+    `version` is that of every model, and of its labels. `asked` lists the input shapes of the inferences so far.
+    `parameters` are those of each model's configuration: the ensemble's, and those of its two steps, where a test
+    may put a certificate.
     """
 
     def __init__(self, classes: int = 10, max_batch: int = 8) -> None:
@@ -29,6 +30,7 @@ class FakeTriton:
         self.failure: TidegateError | None = None
         self.delay = 0.0
         self.nan = False
+        self.version = "1"
         self.asked: list[tuple[int, ...]] = []
         self.parameters: dict[str, dict[str, str]] = {
             "ensemble_model": {"task": "classify"},
@@ -63,11 +65,15 @@ class FakeTriton:
         if top_classes:
             order = np.argsort(-probabilities, axis=1)[:, :top_classes]
             strings = [
-                [f"{p[k]:f}:{k}:class {k}".encode() for k in row] for p, row in zip(probabilities, order, strict=True)
+                [f"{p[k]:f}:{k}:{self._label(k)}".encode() for k in row]
+                for p, row in zip(probabilities, order, strict=True)
             ]
-            return Answer("1", {CLASSIFICATION: np.array(strings, dtype=object)})
+            return Answer(self.version, {CLASSIFICATION: np.array(strings, dtype=object)})
         statuses = np.zeros((rows, 1), dtype=np.int32)
-        return Answer("1", {CLASSIFICATION: probabilities, IMAGE_STATUS: statuses})
+        return Answer(self.version, {CLASSIFICATION: probabilities, IMAGE_STATUS: statuses})
+
+    def _label(self, index: int) -> str:
+        return f"class {index}" if self.version == "1" else f"class {index} of version {self.version}"
 
     def probabilities(self, file: bytes) -> NDArray[np.float32]:
         """FP32 `[classes]` of one file."""
@@ -79,7 +85,7 @@ class FakeTriton:
     async def index(self, *, timeout: float) -> list[ModelState]:
         if self.failure:
             raise self.failure
-        return [ModelState(name, "1", True) for name in self.parameters]
+        return [ModelState(name, self.version, True) for name in self.parameters]
 
     async def config(self, model: str, *, timeout: float) -> ModelConfig:
         classes, status = {CLASSIFICATION: (self.classes,)}, {IMAGE_STATUS: (1,)}

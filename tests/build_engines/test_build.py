@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -62,8 +63,8 @@ def test_a_model_of_ones_own_gets_three_folders(tiny_source: TinySource, order: 
     assert sorted(path.name for path in order.repository.iterdir()) == ["tiny", "tiny_classifier", "tiny_preprocessor"]
     network = order.repository / "tiny_classifier"
     assert folder == network / "1"
-    assert (network / "labels.txt").read_text() == "cat\ndog\nfish\n"
-    assert json.loads((network / "preprocess.json").read_text()) == TINY_RECIPE
+    assert (folder / "labels.txt").read_text() == "cat\ndog\nfish\n"
+    assert json.loads((folder / "preprocess.json").read_text()) == TINY_RECIPE
     assert certificate_of(folder)["agreement"]["deviation"] < 1e-4
     assert certificate_of(folder)["layers"] == {"fp32": 11}
 
@@ -99,8 +100,9 @@ def test_a_changed_source_is_built_again(tiny_source: TinySource, order: Order) 
     """Other labels or another recipe of the source make a new version."""
     build(order, quiet)
     tiny_source.recipe = {**TINY_RECIPE, "resize_to": 20}
-    assert build(order, quiet).name == "2"
-    assert json.loads((entry_of(order).folder / "preprocess.json").read_text())["resize_to"] == 20
+    folder = build(order, quiet)
+    assert folder.name == "2"
+    assert json.loads((folder / "preprocess.json").read_text())["resize_to"] == 20
 
 
 def test_another_builder_builds_again(
@@ -257,7 +259,7 @@ def test_a_source_without_a_recipe_needs_one(tiny_source: TinySource, order: Ord
         build(order, quiet)
     (tmp_path / "preprocess.json").write_text(json.dumps(TINY_RECIPE))
     folder = build(replace(order, preprocess=tmp_path / "preprocess.json"), quiet)
-    assert build(order, quiet) == folder, "the recipe that lies in the entry serves the next build"
+    assert build(order, quiet) == folder, "the recipe of the version that is served serves the next build"
 
 
 def test_what_a_person_chose_is_left_alone(tiny_source: TinySource, order: Order) -> None:
@@ -298,3 +300,60 @@ def test_importing_the_package_is_cheap() -> None:
     program = "import build_engines, build_engines.build, build_engines.__main__, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"onnx", "numpy", "onnxruntime", "openvino", "torch", "gateway", "PIL"} & set(loaded)
+
+
+def test_ranges_are_those_of_the_pictures(tiny_source: TinySource, order: Order, photos: Path, tmp_path: Path) -> None:
+    """Other pictures under the same names are measured anew: nothing kept from before is taken for them."""
+    folder = tmp_path / "calibration"
+    shutil.copytree(photos, folder)
+    order = replace(order, calibration=folder)
+    calibrate(order, tmp_path / "first.json", quiet)
+    for path in folder.iterdir():
+        shutil.copy(next(photos.iterdir()), path)
+    calibrate(order, tmp_path / "second.json", quiet)
+    assert (tmp_path / "first.json").read_bytes() != (tmp_path / "second.json").read_bytes()
+    for path in sorted(folder.iterdir())[9:]:
+        path.unlink()
+    with pytest.raises(SourceError, match="9 pictures are too few"):
+        calibrate(order, tmp_path / "third.json", quiet)
+
+
+def test_stricter_limits_judge_again(tiny_source: TinySource, order: Order, photos: Path) -> None:
+    """A version that passed easier limits, or other pictures, is not up to date for these."""
+    order = replace(order, calibration=photos, images=photos, min_agreement=0.1)
+    build(order, quiet)
+    assert build(replace(order, min_agreement=0.2), quiet).name == "2"
+    assert build(replace(order, min_agreement=0.2, part="1/2"), quiet).name == "3"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"calibration": Path("nowhere")}, "There is no nowhere"),
+        ({"labels": Path("nowhere.txt")}, "There is no nowhere.txt"),
+        ({"part": "1/2"}, "--part takes a part of --images"),
+        ({"calibration_part": "1/2"}, "takes a part of --calibration"),
+    ],
+)
+def test_options_without_an_effect_are_refused(
+    tiny_source: TinySource, order: Order, change: dict[str, Any], words: str
+) -> None:
+    """Nothing that was asked for is left out without a word."""
+    with pytest.raises(SourceError, match=words):
+        build(replace(order, **change), quiet)
+
+
+def test_a_source_that_says_the_same_of_everything_is_refused(tiny_source: TinySource, order: Order) -> None:
+    """Weights of zeros, or constants that drown every picture: agreement alone would let them pass."""
+    for name, value in tiny_source.weights.items():
+        tiny_source.weights[name] = np.zeros_like(value) if name.startswith("_fc.weight") else value
+    with pytest.raises(GateError, match="alike to every picture"):
+        build(order, quiet)
+
+
+def test_a_build_by_hand_is_not_undone(tiny_source: TinySource, order: Order) -> None:
+    """What a person built otherwise than `make up` would is left alone, even when it is not whole any more."""
+    folder = build(replace(order, pin=True), quiet)
+    assert chosen(entry_of(order), "cpu", "tiny") == "version 1 was chosen by hand"
+    (folder / "model.onnx").write_bytes(b"damaged")
+    assert chosen(entry_of(order), "cpu", "tiny") == "version 1 was chosen by hand"

@@ -57,6 +57,7 @@ def test_options_reach_the_order(orders: list[Order], tmp_path: Path) -> None:
             command=orders[0].command,
             force=True,
             promote=False,
+            pin=True,
         )
     ]
 

@@ -42,3 +42,11 @@ def test_pixels_are_those_of_the_preprocessor() -> None:
     assert np.unique(pixels.reshape(-1, 3), axis=0).tolist() == [[20, 10, 200]]
     with pytest.raises(ImageSetError, match="not a usable image"):
         Preprocessing.of(TINY_RECIPE).pixels(file.getvalue()[:40])
+
+
+def test_constants_of_another_scale_are_refused() -> None:
+    """The commonest mistake: mean and std of pixels from 0 to 1."""
+    with pytest.raises(SourceError, match="multiply them by 255"):
+        Preprocessing.of({**TINY_RECIPE, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]})
+    assert Preprocessing.of({**TINY_RECIPE, "mean": [104, 117, 123], "std": [1, 1, 1]})
+    assert Preprocessing.of({**TINY_RECIPE, "mean": [0, 0, 0], "std": [1, 1, 1]})

@@ -66,14 +66,18 @@ def test_promoting_writes_what_triton_reads(entry: Entry) -> None:
     assert shown["words"] == CERTIFICATE["words"]
     assert "files" not in shown
     assert (network.input[0].dims, network.output[0].dims) == ([14, 14, 3], [2])
+    assert network.output[0].label_filename == "1/labels.txt"
     assert (entry.folder / network.output[0].label_filename).read_text() == "cat\ndog\n"
-    preprocessor = config(entry.repository / entry.preprocessor / "config.pbtxt")
+    preprocessor = config(entry.repository / entry.preprocessor / "configs" / "cpu.pbtxt")
     recipe = entry.repository / preprocessor.parameters["preprocess"].string_value
     assert json.loads(recipe.read_bytes()) == TINY_RECIPE
     assert len(preprocessor.parameters["preprocess_sha256"].string_value) == 64
     assert (entry.repository / entry.preprocessor / "1" / "model.py").is_file()
     ensemble = config(entry.repository / "tiny" / "configs" / "cpu.pbtxt")
     assert [step.model_name for step in ensemble.ensemble_scheduling.step] == [entry.preprocessor, entry.network]
+    assert list(ensemble.version_policy.specific.versions) == [1], "an answer says which engine gave it"
+    assert ensemble.ensemble_scheduling.step[1].model_version == 1
+    assert (entry.repository / "tiny" / "1").is_dir()
     assert ensemble.parameters["task"].string_value == "classify"
     assert publish.served(entry, "cpu") == "1"
 
@@ -82,11 +86,13 @@ def test_rolling_back_brings_back_everything(entry: Entry) -> None:
     """The version before is served with the recipe and the labels that it was judged with; nothing is moved."""
     publish.promote(entry, stage(entry))
     publish.promote(entry, stage(entry, recipe={**TINY_RECIPE, "resize_to": 20}, labels="one\ntwo\n"))
-    assert (entry.folder / "labels.txt").read_text() == "one\ntwo\n"
     assert publish.rollback(entry, "cpu") == "1"
     assert publish.served(entry, "cpu") == "1"
-    assert (entry.folder / "labels.txt").read_text() == "cat\ndog\n"
-    assert json.loads((entry.folder / "preprocess.json").read_bytes()) == TINY_RECIPE
+    network = config(entry.folder / "configs" / "cpu.pbtxt")
+    assert (entry.folder / network.output[0].label_filename).read_text() == "cat\ndog\n"
+    preprocessor = config(entry.repository / entry.preprocessor / "configs" / "cpu.pbtxt")
+    recipe = entry.repository / preprocessor.parameters["preprocess"].string_value
+    assert json.loads(recipe.read_bytes()) == TINY_RECIPE
     assert publish.versions(entry) == ["1", "2"]
     with pytest.raises(PublishError, match="no version before 1"):
         publish.rollback(entry, "cpu")
@@ -188,3 +194,57 @@ def test_a_pin_is_a_note(entry: Entry) -> None:
     publish.pin(entry, None)
     publish.pin(entry, None)
     assert publish.pinned(entry) is None
+
+
+@pytest.mark.parametrize("version", ["1/", "./1", "../tiny_classifier/1", "9", "", "latest"])
+def test_only_a_version_can_be_promoted(entry: Entry, version: str) -> None:
+    """A path is none, even if it leads to a whole version: it would end up in a configuration."""
+    publish.promote(entry, stage(entry))
+    before = (entry.folder / "configs" / "cpu.pbtxt").read_bytes()
+    with pytest.raises(PublishError, match="no whole version"):
+        publish.promote(entry, version)
+    assert (entry.folder / "configs" / "cpu.pbtxt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "words"),
+    [
+        ("tiny_classifier", "classify", "tiny_classifier is the network"),
+        ("tiny_preprocessor", "classify", "tiny_preprocessor is the preprocessor"),
+        ("tiny", "embed", "tiny is of tiny_preprocessor and tiny_classifier"),
+    ],
+)
+def test_a_model_never_takes_anothers_folder(entry: Entry, model: str, task: str, words: str) -> None:
+    """Names that are parts of a model, or a model of another task, are refused before anything is written."""
+    publish.promote(entry, stage(entry))
+    other = Entry(entry.repository, model, task)
+    before = sorted(entry.repository.rglob("*"))
+    with pytest.raises(PublishError, match=words):
+        stage(other)
+    assert sorted(entry.repository.rglob("*")) == before
+
+
+def test_an_interrupted_promotion_serves_no_mixture(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it stops, an engine is named together with its own labels and certificate."""
+    publish.promote(entry, stage(entry))
+    second = stage(entry, labels="one\ntwo\n")
+    real = publish._replace
+    for steps in range(3):
+        left = iter(range(steps))
+
+        def replace(path: Path, content: bytes, left: Any = left) -> None:
+            if path.suffix == ".pbtxt" and next(left, None) is None:
+                raise KeyboardInterrupt
+            real(path, content)
+
+        monkeypatch.setattr(publish, "_replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            publish.promote(entry, second)
+        monkeypatch.undo()
+        network = config(entry.folder / "configs" / "cpu.pbtxt")
+        (version,) = network.version_policy.specific.versions
+        assert network.output[0].label_filename == f"{version}/labels.txt"
+        assert json.loads(network.parameters["certificate"].string_value)["version"] == str(version)
+        publish.promote(entry, "1")
+    publish.promote(entry, second)
+    assert publish.served(entry, "cpu") == "2"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -13,6 +14,7 @@ from gateway.errors import (
     BadUpstreamResponse,
     DeadlineExceeded,
     ImageProblem,
+    ModelNotReady,
     Overloaded,
     UpstreamUnavailable,
 )
@@ -119,3 +121,40 @@ def test_triton_gone(fake: FakeTriton) -> None:
     fake.failure = UpstreamUnavailable("gone")
     with pytest.raises(UpstreamUnavailable):
         run(classify(fake, [PICTURES[0]]))
+
+
+def test_labels_are_those_of_the_version_that_answered(fake: FakeTriton) -> None:
+    """Triton has another version since the labels were learnt: they are learnt again before an answer is named."""
+
+    async def ask() -> Classified:
+        discovery = Discovery(fake, "ensemble_model", 5)
+        inference = Inference(fake, discovery, Admission(100, 10**9), ImageLimits(10**6, 10**6))
+        model = await discovery.get(None)
+        fake.version = "2"
+        return await inference.classify(list(PICTURES[:9]), model, ALL, Deadline.after(5))
+
+    answer = run(ask())
+    assert answer.version == "2"
+    for outcome in answer.outcomes:
+        assert not isinstance(outcome, ImageProblem)
+        assert all(p.label == f"class {p.class_id} of version 2" for p in outcome)
+
+
+def test_a_version_that_is_gone_again_names_nothing(fake: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of a version whose labels cannot be had is no answer: 503, and never another version's labels."""
+
+    async def ask() -> Classified:
+        discovery = Discovery(fake, "ensemble_model", 5)
+        inference = Inference(fake, discovery, Admission(100, 10**9), ImageLimits(10**6, 10**6))
+        model = await discovery.get(None)
+        infer = fake.infer
+
+        async def of_another(*arguments: Any, **keywords: Any) -> Any:
+            answer = await infer(*arguments, **keywords)
+            return answer if keywords.get("top_classes") else replace(answer, model_version="7")
+
+        monkeypatch.setattr(fake, "infer", of_another)
+        return await inference.classify(list(PICTURES[:1]), model, ALL, Deadline.after(5))
+
+    with pytest.raises(ModelNotReady):
+        run(ask())

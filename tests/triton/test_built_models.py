@@ -75,7 +75,7 @@ def test_a_built_model_is_served_with_its_certificate(client: httpx.Client, orde
 
 
 def test_versions_change_under_load_without_a_lost_answer(client: httpx.Client, order: Order) -> None:
-    """INT8 is promoted and taken back while callers ask: every answer is right, and is one version's or the other's."""
+    """INT8 with other labels is promoted and taken back while callers ask: each answer has its own engine's labels."""
     stop, answers = threading.Event(), []
 
     def ask() -> None:
@@ -86,7 +86,10 @@ def test_versions_change_under_load_without_a_lost_answer(client: httpx.Client, 
     caller = threading.Thread(target=ask)
     caller.start()
     try:
-        build(replace(order, precision="int8"), quiet)
+        labels = order.repository.parent / "labels.txt"
+        names = (ROOT / "model_repository" / "classifier" / "labels.txt").read_text().splitlines()
+        labels.write_text("".join(f"{name}, in INT8\n" for name in names))
+        build(replace(order, precision="int8", labels=labels), quiet)
         _wait_for_version(client, "2")
         assert publish.rollback(entry, "cpu") == "1"
         _wait_for_version(client, "1")
@@ -95,9 +98,12 @@ def test_versions_change_under_load_without_a_lost_answer(client: httpx.Client, 
         caller.join()
     assert len(answers) > 10
     assert {answer.status_code for answer in answers} == {200}
-    best = [answer.json()["results"][0]["predictions"][0] for answer in answers]
-    assert {one["label"] for one in best} == {"espresso"}
-    assert len({round(one["probability"], 4) for one in best}) == 2
+    found = set()
+    for answer in map(httpx.Response.json, answers):
+        best = answer["results"][0]["predictions"][0]
+        found.add((answer["model"]["version"], best["label"], round(best["probability"], 3)))
+    assert len(found) == 2
+    assert {(version, label) for version, label, _ in found} == {("1", "espresso"), ("2", "espresso, in INT8")}
 
 
 def _wait_for_version(client: httpx.Client, version: str) -> None:
