@@ -168,7 +168,7 @@ def ensemble_config(entry: Entry, serving: Serving, *, width: int, version: str 
     """
     output = OUTPUTS[entry.task]
     what = {"classify": "class probabilities", "embed": "features"}[entry.task]
-    batch = "# Not above that of any step."
+    batch = "" if serving.variant else "# Not above that of any step.\n"
     if serving.variant:
         head = (
             f"# Encoded image files → {what}, with a status for every image.\n"
@@ -179,7 +179,7 @@ def ensemble_config(entry: Entry, serving: Serving, *, width: int, version: str 
     return f"""{head}
 name: "{entry.model}"
 platform: "ensemble"
-{"" if serving.variant else batch + chr(10)}max_batch_size: {min(serving.max_batch, PREPROCESSOR_MAX_BATCH)}{_only(version)}
+{batch}max_batch_size: {min(serving.max_batch, PREPROCESSOR_MAX_BATCH)}{_only(version)}
 
 input [
   {{

@@ -48,7 +48,7 @@ class TorchFile:
 
     @property
     def name(self) -> str:
-        return str(self.path)
+        return self.path.name
 
     def identity(self) -> Mapping[str, Any]:
         with needing("torch"):

@@ -34,6 +34,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, object], ...] = (
     ("grpc.max_receive_message_length", -1),  # the default of 4 MB is 1,000 rows of 1,000 classes
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),  # a Triton that comes back is used within about a second
+    # A Triton that was started anew has another address behind its DNS name; gRPC's own 30 s are long to wait for it.
+    ("grpc.dns_min_time_between_resolutions_ms", 5000),
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
 )
 

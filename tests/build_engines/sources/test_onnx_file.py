@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def test_weights_beside_the_file_belong_to_it(tmp_path: Path) -> None:
     (tmp_path / "m.data").write_bytes(data)
     assert source.identity()["sha256"] != before
     (tmp_path / "m.data").unlink()
-    with pytest.raises(SourceError, match=r"m\.data cannot be read"):
+    with pytest.raises(SourceError, match=r"'m\.data', which is no file beside it"):
         source.identity()
     with pytest.raises(SourceError, match="cannot be used"):
         source.load(NORMALISATION)
@@ -199,7 +200,7 @@ def test_the_identity_tells_files_apart(tmp_path: Path) -> None:
     """Name, kind and hash of the file; the file has no recipe for pictures."""
     source = find_source(str(network(tmp_path / "m.onnx")))
     assert source.identity()["weights"] == "file"
-    assert source.identity()["name"] == source.name == str(tmp_path / "m.onnx")
+    assert source.identity()["name"] == source.name == "m.onnx"
     assert source.preprocess() is None
 
 
@@ -253,3 +254,38 @@ def test_notes_of_the_exporter_are_left_out(tmp_path: Path) -> None:
     model.metadata_props.add(key="trace", value="/home/somebody/secret.py")
     onnx.save(model, tmp_path / "m.onnx")
     assert b"somebody" not in load(tmp_path / "m.onnx").graph
+
+
+@pytest.mark.parametrize("place", ["../outside.data", "/dev/zero", "pipe", "link"])
+def test_weights_from_elsewhere_are_never_read(tmp_path: Path, place: str) -> None:
+    """Files outside of the model's folder, devices and pipes: refused by their names, before anything is opened."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "outside.data").write_bytes(bytes(60))
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to(tmp_path / "outside.data")
+    path = network(folder / "m.onnx")
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        onnx.external_data_helper.set_external_data(tensor, place)
+        tensor.ClearField("raw_data")
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(SourceError, match="which is no file beside it"):
+        find_source(str(path)).identity()
+
+
+def test_weights_in_constants_count(tmp_path: Path) -> None:
+    """Weights that stand in a node, and outside of the file, are part of what a model is made of."""
+    path = network(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    weights = next(tensor for tensor in model.graph.initializer if tensor.name == "weights")
+    constant = helper.make_node("Constant", [], ["weights"], value=weights)
+    onnx.external_data_helper.set_external_data(constant.attribute[0].t, "w.data")
+    constant.attribute[0].t.ClearField("raw_data")
+    model.graph.initializer.remove(weights)
+    model.graph.node.insert(0, constant)
+    path.write_bytes(model.SerializeToString())
+    (tmp_path / "w.data").write_bytes(WEIGHTS.tobytes())
+    before = find_source(str(path)).identity()
+    (tmp_path / "w.data").write_bytes((2 * WEIGHTS).tobytes())
+    assert find_source(str(path)).identity() != before

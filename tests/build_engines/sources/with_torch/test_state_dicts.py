@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,36 @@ def test_counters_may_be_missing() -> None:
     target = network()
     state_dicts.fit(target, {name: value for name, value in STATE.items() if "num_batches" not in name})
     assert torch.equal(target[0].weight, STATE["0.weight"])
+
+
+def test_a_nest_that_holds_itself_ends(tmp_path: Path) -> None:
+    """A pickle may hold a dictionary under a name of its own: refused, not followed for ever."""
+    content: dict[str, Any] = {}
+    content["model"] = content
+    torch.save(content, tmp_path / "cycle.pth")
+    with pytest.raises(SourceError, match="holds no state dict"):
+        state_dicts.read_state_dict(tmp_path / "cycle.pth")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(lambda: torch.eye(3).to_sparse(), id="sparse"),
+        pytest.param(lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8), id="quantised"),
+        pytest.param(lambda: torch.eye(3, dtype=torch.complex64), id="complex"),
+    ],
+)
+def test_tensors_of_other_kinds_are_refused(tmp_path: Path, value: Any) -> None:
+    """What a network in FP32 cannot hold is named, and nothing else is made of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own about these kinds
+        torch.save({"weight": value()}, tmp_path / "other.pth")
+        with pytest.raises(SourceError):
+            state_dicts.read_state_dict(tmp_path / "other.pth")
+
+
+def test_values_beyond_fp32_are_refused() -> None:
+    """A double that FP32 cannot hold would be infinity in the network."""
+    state = {**STATE, "0.weight": torch.full((3, 2), 1e300, dtype=torch.float64)}
+    with pytest.raises(SourceError, match="not finite"):
+        state_dicts.fit(network(), state)
