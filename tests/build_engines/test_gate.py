@@ -83,7 +83,7 @@ def test_features_need_not_sum_to_one() -> None:
     ("layers", "precision", "words"),
     [
         ({"fp32": 53}, "fp16", "fp16 was asked for, and of 53 layers that compute, 53 in fp32 run"),
-        ({"fp32": 20, "int8": 33}, "int8", "20 in fp32, 33 in int8"),
+        ({"fp32": 33, "int8": 20}, "int8", "33 in fp32, 20 in int8"),
         ({}, "fp32", "does not say"),
     ],
 )
@@ -94,8 +94,8 @@ def test_a_precision_that_does_not_run_is_refused(layers: dict[str, int], precis
 
 
 def test_a_few_layers_may_stay_in_full_precision() -> None:
-    """The first and the last layer often do."""
-    assert gate.faults_of_layers({"int8": 50, "fp32": 2}, "int8", gate.LIMITS["int8"]) == []
+    """The first and the last layer often do, and on GPUs what ModelOpt leaves out; the certificate has the numbers."""
+    assert gate.faults_of_layers({"int8": 50, "fp32": 20}, "int8", gate.LIMITS["int8"]) == []
 
 
 @pytest.mark.parametrize(("shift", "way"), [(1, "up"), (-1, "down")])
