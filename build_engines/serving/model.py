@@ -27,6 +27,8 @@ def parse_labels(content: bytes, classes: int) -> list[str]:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise UnfitError(f"labels.txt is not UTF-8 ({error}).") from error
+    if "\ufeff" in text or "\0" in text:
+        raise UnfitError("labels.txt has a byte order mark or a zero byte in it; save it as plain UTF-8.")
     if "\r" in text:
         raise UnfitError("labels.txt has Windows line ends; save it with plain newlines (dos2unix does it).")
     if not text.endswith("\n"):

@@ -203,6 +203,8 @@ def test_labels_are_lines_from_0() -> None:
         (b"a\r\nb\r\nc\r\n", "Windows line ends"),
         (b"a\n \nc\n", "empty line, number 2"),
         (b"a\nb\n\xff\n", "not UTF-8"),
+        (b"\xef\xbb\xbfa\nb\nc\n", "byte order mark"),
+        (b"a\nb\0b\nc\n", "zero byte"),
     ],
 )
 def test_other_labels_are_refused(content: bytes, words: str) -> None:
