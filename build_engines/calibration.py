@@ -3,7 +3,7 @@
 Ranges are measured on real pictures and can be kept as a small table, so that a machine without pictures builds
 the same engine. Weights are quantised per channel to 7 bits (`reduce_range`): on processors without VNNI an 8-bit
 product of two neighbours overflows its 16 bits, silently. EfficientNet-Lite0 loses 6.4 points of top-1 that way
-on an AVX2 machine, and 0.4 points with 7 bits (docs/adr/0006-int8-default.md).
+on an AVX2 machine, and 0.8 at most with 7 bits (docs/adr/0006-int8-default.md).
 """
 
 from __future__ import annotations
