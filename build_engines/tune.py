@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from build_engines import publish
 from build_engines.configs import DEFAULT_MODEL
 from build_engines.errors import TuneError
+from build_engines.images import SAMPLES
 
 if TYPE_CHECKING:
     from build_engines.tuning.report import Report
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 CLIENTS = (1, 8, 32)
 CLIENTS_OF_GPUS = (1, 8, 32, 128)
 WARMUP_S = 2.0  # a server that loads a setting in place of another is busy unloading that for a second
-PHOTOS = Path(__file__).parents[1] / "examples" / "photos"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget-ms", type=_positive, metavar="N", help="95 of 100 answers must come within this many milliseconds"
     )
     parser.add_argument(
-        "--images", type=Path, default=PHOTOS, metavar="PATH", help="photos to send (default: the examples)"
+        "--images", type=Path, default=SAMPLES, metavar="PATH", help="photos to send (default: the examples)"
     )
     parser.add_argument(
         "--clients",

@@ -19,12 +19,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from build_engines.configs import Entry
 from build_engines.errors import TuneError
+from build_engines.images import SUFFIXES
 from build_engines.sources import OUTPUTS
 from build_engines.tuning.choice import InvalidError, Point
 
 Rows = npt.NDArray[np.float32]
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 MOST_PHOTOS = 256
 
 # Two answers for one photo are the same when no other class leads by more than this: batches of other sizes

@@ -24,6 +24,7 @@ from tritonclient.grpc import model_config_pb2
 from build_engines import publish, tune
 from build_engines.configs import Entry, Serving, Tuning
 from build_engines.errors import TuneError
+from build_engines.images import SAMPLES
 from build_engines.tuning.choice import (
     Findings,
     InvalidError,
@@ -103,10 +104,8 @@ def needs_triton() -> None:
 
 
 @pytest.fixture
-def explicit(needs_triton: None, toy: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTriton]:
+def explicit(needs_triton: None, toy: Entry, tmp_path: Path) -> Iterator[LocalTriton]:
     """A real Triton that loads models on demand and serves the toy."""
-    # Else a model that is unloaded passes for one that died, and the server is restarted.
-    monkeypatch.setattr("gateway.triton.local._living_stubs", lambda server: set())
     server = LocalTriton(
         [toy.repository],
         ports=Ports(*free_ports(3)),
@@ -410,7 +409,7 @@ def test_entries_that_cannot_be_tuned(toy: Entry, tmp_path: Path) -> None:
 
 def test_an_embedded_server_serves_a_setting(needs_triton: None, toy: Entry) -> None:
     """`tidegate up` serves the changed copy, answers are checked, and its Triton refuses to be reloaded."""
-    photos = read_photos(tune.PHOTOS, toy)
+    photos = read_photos(SAMPLES, toy)
     setting = Setting(instances=2, threads=1, max_batch=4, delay_us=500)
     server = Embedded(toy)
     assert server.today() == Setting(1, None, 8, 0)

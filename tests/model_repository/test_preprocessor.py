@@ -227,6 +227,7 @@ def test_without_a_hash_any_recipe_is_taken(code: Any, tmp_path: Path) -> None:
     content = (REPOSITORY / "classifier" / "preprocess.json").read_bytes()
     model = code.TritonPythonModel()
     model.initialize(with_recipe(tmp_path, content + b"\n", None))
+    assert model._recipe.size == 224
     model.finalize()
 
 
