@@ -70,12 +70,17 @@ class Collector:
     def spans(self, count: int = 0, name: str | None = None, seconds: float = 30.0) -> list[Span]:
         """All spans (of a name), as they began, once there are at least `count` of them."""
 
-        def found() -> list[Span]:
-            return sorted((s for s in self._spans if name in (None, s.name)), key=lambda s: s.start)
-
         with self._arrived:
-            assert self._arrived.wait_for(lambda: len(found()) >= count, seconds), found()
-            return found()
+            assert self._arrived.wait_for(lambda: len(self._named(name)) >= count, seconds), (name, self._spans)
+            return self._named(name)
+
+    def arrives(self, name: str, seconds: float) -> bool:
+        """Whether a span of that name is here, or comes in time."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: bool(self._named(name)), seconds)
+
+    def _named(self, name: str | None) -> list[Span]:
+        return sorted((s for s in self._spans if name in (None, s.name)), key=lambda s: s.start)
 
     def forget(self) -> list[Span]:
         """All spans, which are then no longer here."""

@@ -466,14 +466,17 @@ def test_a_real_triton_takes_part(collector: Collector, probe_repository: Path, 
         with running_gateway(options) as client:
             wait_for(client, "/readyz")
             assert client.post("/v1/classify", content=PICTURE).status_code == 200
-            header, trace_id, _ = traceparent(9)
-            answer = client.post("/v1/classify", content=PICTURE, headers={"traceparent": header})
-            assert answer.status_code == 200
-        (call,) = collector.spans(count=1, name="infer")
-        (theirs,) = collector.spans(count=1, name="InferRequest")
-        assert (theirs.trace_id, theirs.parent_id) == (trace_id, call.span_id)
-        assert collector.spans(count=1, name="probe_ensemble")[0].trace_id == trace_id
-    assert {span.trace_id for span in collector.spans()} == {trace_id}
+            sampled: set[str] = set()
+            while len(sampled) < 10 and not collector.arrives("InferRequest", seconds=2):
+                header, trace_id, _ = traceparent(9 + len(sampled))  # again, as Triton 2.51 loses one trace in twenty
+                answer = client.post("/v1/classify", content=PICTURE, headers={"traceparent": header})
+                assert answer.status_code == 200
+                sampled.add(trace_id)
+        theirs = collector.spans(count=1, name="InferRequest")[0]
+        calls = {span.trace_id: span.span_id for span in collector.spans(len(sampled), "infer")}
+        assert theirs.parent_id == calls[theirs.trace_id]
+        assert collector.spans(count=1, name="probe_ensemble")[0].trace_id == theirs.trace_id
+    assert {span.trace_id for span in collector.spans()} == sampled
 
 
 def test_off_nothing_is_imported() -> None:
