@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what tests and linters need …"
-	@$(BIN)/$(PIP_INSTALL) -e '.[local,build,dev]'
+	@$(BIN)/$(PIP_INSTALL) -e '.[local,build,dev,fuzz]'
 	@touch $@
 
 up: $(VENV)/.installed  ## a real Triton and the gateway, on this machine, without a GPU

@@ -27,7 +27,7 @@ def resolve(python: str, folder: str) -> tuple[str, dict[str, str]]:
     subprocess.run([python, "-m", "venv", str(venv)], check=True)
     report = Path(folder) / "report.json"
     command = [str(venv / "bin" / "pip"), "install", "--quiet", "--dry-run", "--report", str(report)]
-    subprocess.run([*command, f"{ROOT}[local,build,dev,torch]", *TORCH], check=True)
+    subprocess.run([*command, f"{ROOT}[local,build,dev,fuzz,torch]", *TORCH], check=True)
     found = json.loads(report.read_text())
     packages = [package["metadata"] for package in found["install"]]
     pins = {package["name"].lower().replace("_", "-"): package["version"] for package in packages}
