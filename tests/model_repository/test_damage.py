@@ -21,6 +21,7 @@ from tests.model_repository.picture_files import (
     UNSUPPORTED,
     decode,
     flat,
+    imaging,
     png,
     png_chunk,
     scene,
@@ -226,6 +227,55 @@ def test_the_limit_itself_is_allowed() -> None:
     blob = encode(flat("red", size=(40, 25)), "PNG")
     assert status_of(blob, 1000) == OK
     assert status_of(blob, 999) == TOO_LARGE
+
+
+def _scans(count: int, blob: bytes) -> bytes:
+    """A progressive JPEG with its last scan repeated until it has `count`."""
+    parts = blob[:-2].split(b"\xff\xda")
+    return b"\xff\xda".join([*parts, *[parts[-1]] * (count + 1 - len(parts))]) + b"\xff\xd9"
+
+
+def test_scans_are_counted_before_decoding() -> None:
+    """A small progressive file can ask for a thousand walks over all its pixels."""
+    blob = encode(flat("red", size=(1000, 1000)), "JPEG", progressive=True)
+    with pytest.raises(imaging.ImageError, match="a JPEG of 1000 scans"):
+        decode(_scans(1000, blob))
+
+
+def test_segments_are_counted_before_decoding() -> None:
+    """Millions of empty comments cannot hide what follows them."""
+    comments = b"\xff\xfe\0\2" * 6000
+    with pytest.raises(imaging.ImageError, match="5000 segments"):
+        decode(JPEG[:2] + comments + JPEG[2:])
+
+
+@pytest.mark.parametrize(
+    ("blob", "cheap"),
+    [
+        (JPEG, True),
+        (encode(flat("red", size=(4000, 4000)), "JPEG"), True),
+        (encode(flat("red", size=(4100, 4000)), "JPEG"), False),
+        (encode(flat("red", size=(1200, 1200)), "JPEG", progressive=True), True),
+        (encode(flat("red", size=(2000, 2000)), "JPEG", progressive=True), False),
+        (_scans(99, encode(flat("red", size=(500, 500)), "JPEG", progressive=True)), False),
+        (JPEG[:20], True),
+        (encode(flat("red"), "PNG"), False),
+        (encode(flat("red"), "WEBP"), False),
+        (b"", True),
+        (b"words", True),
+    ],
+)
+def test_what_costs_little(blob: bytes, cheap: bool) -> None:
+    """JPEGs of few pixels times scans, and what is refused at a glance; of the rest nobody knows."""
+    assert imaging.costs_little(blob) is cheap
+
+
+def test_a_side_is_limited_too() -> None:
+    """One row of many pixels costs far more than its pixels say."""
+    assert status_of(encode(Image.new("1", (65535, 1)), "PNG")) == OK
+    assert status_of(encode(Image.new("1", (1, 65535)), "PNG")) == OK
+    assert status_of(encode(Image.new("1", (65536, 1)), "PNG")) == TOO_LARGE
+    assert status_of(encode(Image.new("1", (1, 65536)), "PNG")) == TOO_LARGE
 
 
 def _damaged(blob: bytes, rng: np.random.Generator) -> bytes:

@@ -152,6 +152,24 @@ def test_alpha_is_composited_on_white(kind: str) -> None:
     assert colour_of(encode(flat((9, 8, 7, 255), "RGBA"), kind, **ALPHA[kind])) == [9, 8, 7]
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+def test_alpha_of_large_pictures(mode: str) -> None:
+    """They are composited in strips: every row comes out once, in its place."""
+    grey = np.arange(2100, dtype=np.int64)[:, None] * 7 % 256
+    alpha = np.arange(2000)[None, :] % 2 * 255
+    picture = Image.fromarray(np.broadcast_to(grey, (2100, 2000)).astype(np.uint8))
+    picture.putalpha(Image.fromarray(np.broadcast_to(alpha, (2100, 2000)).astype(np.uint8)))
+    if mode == "PA":
+        picture = picture.convert("L").quantize(256)
+        key = int(np.asarray(picture)[50, 1])
+        blob = encode(picture, "PNG", compress_level=1, transparency=key)
+        expected = np.where(grey == grey[50], 255, np.broadcast_to(grey, (2100, 2000)))
+    else:
+        blob = encode(picture.convert(mode), "PNG", compress_level=1)
+        expected = np.where(alpha == 0, 255, grey)
+    assert (decode(blob, 5_000_000) == expected[..., None]).all()
+
+
 def test_alpha_of_grey_palette_avif_and_gif() -> None:
     """LA, tRNS of a palette (one colour and a table), a lossy AVIF and a transparent GIF are put on white."""
     assert colour_of(encode(flat((0, 128), "LA"), "PNG")) == [127, 127, 127]

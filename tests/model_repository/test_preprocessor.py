@@ -53,6 +53,8 @@ class Logger:
     def log_error(self, line: str) -> None:
         self.lines.append(line)
 
+    log_warn = log_error
+
 
 def stand_in() -> ModuleType:
     module = ModuleType("triton_python_backend_utils")
@@ -168,18 +170,44 @@ def test_tensors_that_do_not_fit_are_an_error_of_that_request(model: Any) -> Non
 
 def test_a_mistake_of_ours_costs_one_request(code: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception that is no ImageError is logged and answered without details."""
-    real = code.imaging.preprocess
+    real, unlucky = code.imaging.preprocess, encode(picture_of("blue"), "JPEG")
 
     def preprocess(data: memoryview, *rest: Any, **options: Any) -> Any:
-        if len(data) == len(BLUE) and bytes(data) == BLUE:
+        if bytes(data) == unlucky:
             raise KeyError("a secret")
         return real(data, *rest, **options)
 
     monkeypatch.setattr(code.imaging, "preprocess", preprocess)
-    bad, good = model.execute([request(RED, BLUE), request(RED)])
+    bad, good = model.execute([request(RED, unlucky), request(RED)])
     assert bad.error == "preprocessing failed"
     assert good.tensor("IMAGE_STATUS").tolist() == [[OK]]
     assert "a secret" in code.pb_utils.Logger.lines[0]
+
+
+def test_a_picture_that_needs_too_much_is_that_image_s_trouble(code: Any) -> None:
+    """Memory that a picture may not have is its own verdict; the model lives on."""
+    model = code.TritonPythonModel()
+    model.initialize(arguments(max_pixels="20000000", memory_mib="20"))
+    large = encode(picture_of("red", size=(4000, 4000)), "PNG")
+    for _ in range(2):
+        (response,) = model.execute([request(RED, large, BLUE)])
+        assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [OK, TOO_LARGE, OK]
+    model.finalize()
+
+
+def test_a_picture_that_takes_too_long_is_corrupt(code: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is ended, a line in the log says so, and its neighbours are answered."""
+
+    def preprocess(file: memoryview) -> Any:
+        if len(file) == len(BLUE) and bytes(file) == BLUE:
+            raise code.guard.Ended("SIGPROF")
+        return real(file)
+
+    real = model._guard.preprocess
+    monkeypatch.setattr(model._guard, "preprocess", preprocess)
+    (response,) = model.execute([request(RED, BLUE, RED)])
+    assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [OK, CORRUPT, OK]
+    assert "ended by SIGPROF" in code.pb_utils.Logger.lines[0]
 
 
 def test_numpy_2_is_refused(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +222,8 @@ def test_numpy_2_is_refused(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"threads": "0"}, "threads must be a whole number above 0, not '0'"),
         ({"max_pixels": "many"}, "max_pixels must be a whole number above 0, not 'many'"),
+        ({"cpu_seconds": "0.5"}, "cpu_seconds must be a whole number above 0, not '0.5'"),
+        ({"memory_mib": ""}, "memory_mib must be a whole number above 0, not ''"),
         ({"preprocess": "nowhere/preprocess.json"}, "nowhere"),
     ],
 )

@@ -20,11 +20,11 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))  # wherever this file was loaded from, the folder is beside it
 try:
-    from image_formats import ImageError, Status, only_image_errors, read
+    from image_formats import ImageError, Status, costs_little, only_image_errors, read
 finally:
     del sys.path[0]
 
-__all__ = ["ImageError", "Recipe", "Status", "decode", "preprocess"]
+__all__ = ["ImageError", "Recipe", "Status", "costs_little", "decode", "preprocess"]
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -20,13 +20,23 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from PIL import Image
 
 if TYPE_CHECKING:
+    import guard
     import imaging
-else:  # by path: the name could be anyone's on the path that Triton's stub gives us
-    _spec = importlib.util.spec_from_file_location("tidegate_imaging", Path(__file__).with_name("imaging.py"))
-    imaging = sys.modules["tidegate_imaging"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(imaging)
+else:
 
-DEFAULT_MAX_PIXELS = 64_000_000  # 64 megapixels, as the HTTP contract says
+    def _beside(name: str) -> Any:
+        """By path: the name could be anyone's on the path that Triton's stub gives us."""
+        spec = importlib.util.spec_from_file_location(f"tidegate_{name}", Path(__file__).with_name(f"{name}.py"))
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    guard, imaging = _beside("guard"), _beside("imaging")
+
+# Of one picture: 64 megapixels, as the HTTP contract says, and what those cost at most, docs/limits.md.
+DEFAULT_MAX_PIXELS = 64_000_000
+DEFAULT_CPU_SECONDS = 10
+DEFAULT_MEMORY_MIB = 1536
 
 
 class TritonPythonModel:
@@ -42,15 +52,25 @@ class TritonPythonModel:
         config: dict[str, Any] = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         recipe_file = Path(args["model_repository"]).parent / parameters["preprocess"]
-        self._recipe = imaging.Recipe.from_json(_certified(recipe_file, parameters.get("preprocess_sha256")))
+        recipe = _certified(recipe_file, parameters.get("preprocess_sha256"))
+        self._recipe = imaging.Recipe.from_json(recipe)
         size = self._recipe.size
         (pixels,) = (output for output in config["output"] if output["name"] == "PREPROCESSED_IMAGE")
         if [int(side) for side in pixels["dims"]] != [size, size, 3]:
             raise ValueError(f"config.pbtxt promises {pixels['dims']}, {parameters['preprocess']} makes {size}")
-        for kind in ("JPEG", "PNG"):  # else libraries that do not fit together would pass for corrupt images
-            imaging.preprocess(_sample(kind), self._recipe, max_pixels=DEFAULT_MAX_PIXELS)
-        self._max_pixels = _positive(parameters, "max_pixels", DEFAULT_MAX_PIXELS)
         self._pool = ThreadPoolExecutor(_positive(parameters, "threads", len(os.sched_getaffinity(0))), "preprocess")
+        self._max_pixels = _positive(parameters, "max_pixels", DEFAULT_MAX_PIXELS)
+        self._guard = guard.Guard(
+            recipe.decode(),
+            size,
+            max_pixels=self._max_pixels,
+            cpu_seconds=_positive(parameters, "cpu_seconds", DEFAULT_CPU_SECONDS),
+            memory=_positive(parameters, "memory_mib", DEFAULT_MEMORY_MIB) << 20,
+        )
+        for kind in ("JPEG", "PNG"):  # else libraries that do not fit together would pass for corrupt images
+            imaging.preprocess(_sample(kind), self._recipe, max_pixels=self._max_pixels)
+        if (status := self._guard.preprocess(memoryview(_sample("PNG")))[0]) != imaging.Status.OK:
+            raise RuntimeError(f"the decoder's process gives status {status} for a good picture")
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response per request, in order. A bad image is a status, bad tensors are an error of that request."""
@@ -58,8 +78,9 @@ class TritonPythonModel:
         return [answer.response() if isinstance(answer, _Answer) else answer for answer in answers]
 
     def finalize(self) -> None:
-        """Stop the threads."""
+        """Stop the threads and the decoder's processes."""
         self._pool.shutdown()
+        self._guard.close()
 
     def _start(self, request: Any) -> "_Answer | Any":
         files = pb_utils.get_input_tensor_by_name(request, "RAW_IMAGE").as_numpy()
@@ -80,11 +101,22 @@ class TritonPythonModel:
         if not 0 <= length <= len(file):
             status[0] = imaging.Status.CORRUPT
             return
+        # a view: neither are the bytes copied, nor does a decoder see the padding behind them
+        status[0], found = self._pixels(file.data[:length])
+        if found is not None:
+            pixels[:] = found
+
+    def _pixels(self, file: memoryview) -> tuple[int, npt.NDArray[np.uint8] | None]:
+        """Status and pixels of one file: made here if that is cheap for sure, else in a process that can be ended."""
         try:
-            # a view: neither are the bytes copied, nor does a decoder see the padding behind them
-            pixels[:] = imaging.preprocess(file.data[:length], self._recipe, max_pixels=self._max_pixels)
+            if not imaging.costs_little(file):
+                return self._guard.preprocess(file)
+            return imaging.Status.OK, imaging.preprocess(file, self._recipe, max_pixels=self._max_pixels)
         except imaging.ImageError as error:
-            status[0] = error.status
+            return error.status, None
+        except guard.Ended as end:
+            pb_utils.Logger.log_warn(f"preprocessor: decoding a file of {len(file)} bytes was ended by {end}")
+            return imaging.Status.CORRUPT, None
 
 
 class _Answer:
@@ -121,7 +153,7 @@ def _certified(recipe_file: Path, sha256: str | None) -> bytes:
 
 def _sample(kind: str) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (64, 48), "gray").save(file, kind)
+    Image.new("RGB", (16, 16), "gray").save(file, kind)
     return file.getvalue()
 
 

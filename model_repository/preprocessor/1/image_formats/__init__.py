@@ -10,10 +10,10 @@ from PIL import Image
 
 from .containers import read_container
 from .errors import ImageError, Status
-from .jpeg import read_jpeg
+from .jpeg import read_jpeg, work
 from .silence import Silence, silence_pillow
 
-__all__ = ["ImageError", "Status", "only_image_errors", "read", "sniff"]
+__all__ = ["ImageError", "Status", "costs_little", "only_image_errors", "read", "sniff"]
 
 silence_pillow()
 _silence = Silence()
@@ -30,6 +30,23 @@ _SIGNATURES = {
 }
 _BMP_HEADERS = frozenset(bytes((length, 0, 0, 0)) for length in (12, 40, 52, 56, 64, 108, 124))
 _UNSUPPORTED = ("nsupported", "not supported", "not installed", "unknown pixel mode")
+
+
+_LITTLE = 16_000_000  # pixels of all scans: 0.1 s, and 64 MB
+
+
+def costs_little(data: bytes | memoryview) -> bool:
+    """Whether `read` will take little time and memory, whatever these bytes are: so it is for most JPEGs.
+
+    Of the other formats it cannot be told from outside.
+    """
+    kind = sniff(bytes(data[:256]))
+    if kind != "JPEG":
+        return kind is None
+    try:
+        return work(data) <= _LITTLE
+    except (ImageError, IndexError):  # which `read` will find, too
+        return True
 
 
 def read(data: bytes | memoryview, max_pixels: int) -> tuple[Image.Image, int]:

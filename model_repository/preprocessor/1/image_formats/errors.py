@@ -21,9 +21,12 @@ class ImageError(Exception):
         self.status = status
 
 
+MAX_SIDE = 65_535  # of a JPEG, and of most formats; a picture of one row costs far more than its pixels say
+
+
 def check_size(width: int, height: int, max_pixels: int) -> None:
     """Raise ImageError unless a picture of this size, taken from a header, may be decoded."""
     if width < 1 or height < 1:
         raise ImageError(Status.CORRUPT, f"{width} × {height} pixels")
-    if width * height > max_pixels:
-        raise ImageError(Status.TOO_LARGE, f"{width} × {height} pixels, more than {max_pixels}")
+    if width * height > max_pixels or max(width, height) > MAX_SIDE:
+        raise ImageError(Status.TOO_LARGE, f"{width} × {height} pixels, more than {max_pixels} or {MAX_SIDE} a side")

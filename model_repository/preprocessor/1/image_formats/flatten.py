@@ -9,6 +9,7 @@ from PIL import Image, ImageFile, PngImagePlugin
 from .errors import ImageError, Status
 
 _BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262  # TIFF 6.0, section 8
+_STRIP = 4_000_000  # pixels
 _PLAIN = frozenset({"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr"})
 
 
@@ -27,13 +28,20 @@ def flatten(image: ImageFile.ImageFile, data: bytes) -> Image.Image:
         if depth in (2, 4) and image.mode == "L":  # Pillow has widened the pixels, but not the key
             image.info["transparency"] = key * 255 // (2**depth - 1)
     if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGB", image.size, "white")
-        white.paste(rgba, mask=rgba)
-        return white
+        return _on_white(image)
     if image.mode not in _PLAIN:
         raise ImageError(Status.UNSUPPORTED, f"pixels of mode {image.mode}")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """In strips, because the largest pictures cost a quarter of a gigabyte for each copy."""
+    white = Image.new("RGB", image.size, "white")
+    rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+        white.paste(strip, (0, top), strip)
+    return white
 
 
 def _grey16(image: ImageFile.ImageFile) -> Image.Image:

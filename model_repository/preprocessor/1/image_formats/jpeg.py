@@ -4,6 +4,7 @@ import io
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ _SEQUENTIAL = (0xC0, 0xC1, 0xC9)
 _KEPT = _SOF | {0xC4, 0xCC, 0xDB, 0xDD, 0xEE}  # and the tables that a decoder needs
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # those without a length are part of what surrounds them
 _MAX_SEGMENTS = 5000  # real files have fewer than 500; millions of empty ones would only cost time
+_MAX_SCANS = 100  # encoders write about 10; each one more is another walk over all pixels
 _JFIF = b"\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01\x00\x01\x00\x00"
 # Warnings of libjpeg (its jerror.h) that concern the wrapping of a file and not its pixels.
 _HARMLESS = ("extraneous bytes before marker", "unknown JFIF revision", "Invalid SOS parameters", "bad ICC marker")
@@ -37,8 +39,11 @@ def read_jpeg(data: bytes | memoryview, max_pixels: int) -> tuple[Image.Image, i
     Raises ImageError or ValueError. Anything that libjpeg warns of is an error, unless it is known to be
     harmless and the file without it raises no warning.
     """
-    width, height, orientation = _header(data)
+    header = _header(data)
+    width, height, orientation = header.width, header.height, header.orientation
     check_size(width, height, max_pixels)
+    if header.scans > _MAX_SCANS:
+        raise ImageError(Status.CORRUPT, f"a JPEG of {header.scans} scans")
     buffer = _scratch(4 * width * height)
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGBA", buffer=buffer, strict=True)
@@ -84,20 +89,45 @@ def _segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
         yield data[start - 1], at, start, end
         if data[start - 1] == _EOI:
             break
+    else:
+        raise ImageError(Status.CORRUPT, f"a JPEG of {_MAX_SEGMENTS} segments and more")
 
 
-def _header(data: bytes | memoryview) -> tuple[int, int, int]:
-    """Width, height and EXIF orientation, from the segments before the first scan."""
-    width = height = 0
+@dataclass(frozen=True)
+class _Header:
+    """What a file says of itself before anything is decoded."""
+
+    width: int
+    height: int
+    orientation: int
+    scans: int
+
+
+def _header(data: bytes | memoryview) -> _Header:
+    """Size and EXIF orientation from the segments before the first scan; scans are counted to the end of the file
+    unless the first one holds the whole picture."""
+    width = height = scans = components = 0
     orientation = 1
+    whole = False
     for marker, _, start, end in _segments(data):
         if marker == _SOS:
-            break
-        if marker in _SOF:
+            scans += 1
+            if whole and data[start + 2] == components:
+                break
+        elif scans:
+            continue
+        elif marker in _SOF:
             height, width = (int.from_bytes(data[i : i + 2], "big") for i in (start + 3, start + 5))
+            whole, components = marker in _SEQUENTIAL, data[start + 7]
         elif marker == _APP1 and data[start + 2 : start + 8] == b"Exif\0\0":
             orientation = orientation_of(bytes(data[start + 2 : end]))
-    return width, height, orientation
+    return _Header(width, height, orientation, scans)
+
+
+def work(data: bytes | memoryview) -> int:
+    """Pixels of all scans together, by which time and memory can be foretold. Raises as `read_jpeg` does."""
+    header = _header(data)
+    return header.width * header.height * max(1, header.scans)
 
 
 def mended(data: bytes, trim: bool = False) -> bytes:

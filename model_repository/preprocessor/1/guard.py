@@ -1,0 +1,140 @@
+"""Costly pictures are decoded in processes of their own, `decoder.py`, where the kernel bounds time and memory.
+
+A decoder is C code that cannot be interrupted in a thread; a process can be ended, by its limits or by a fault
+of the decoder, and costs its own picture only.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+_ENDS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
+_LARGE = 16_000_000  # pixels; larger pictures take turns, because each may take a gigabyte
+_LARGE_AT_ONCE = 2
+_TOO_LARGE = 4  # as in image_formats/errors.py
+_TRIES = 3  # somebody else may kill a process too, such as a kernel that is out of memory
+
+
+Answer = tuple[int, "npt.NDArray[np.uint8] | None"]
+
+
+class Ended(Exception):
+    """A picture took more than a process may take, or brought the decoder down."""
+
+
+class Guard:
+    """A pool of decoder processes, as many as there are callers at one time; idle ones are kept for the next picture.
+
+    Each may use `cpu_seconds` of processor time for a picture, and `memory` bytes beyond its own program.
+    """
+
+    def __init__(self, recipe: str, size: int, *, max_pixels: int, cpu_seconds: float, memory: int) -> None:
+        self._order = {"recipe": recipe, "cpu_seconds": cpu_seconds, "memory": memory}
+        self._size = size
+        self._max_pixels = max_pixels
+        self._large = threading.Semaphore(_LARGE_AT_ONCE)
+        self._lock = threading.Lock()
+        self._idle: list[_Decoder] = []
+        self._closed = False
+
+    def preprocess(self, file: memoryview) -> "Answer":
+        """Status and, if that is 0, pixels (size, size, 3) uint8. Raises Ended, or RuntimeError for a fault of ours."""
+        answer = self._ask(file, min(_LARGE, self._max_pixels))
+        if answer[0] != _TOO_LARGE or self._max_pixels <= _LARGE:
+            return answer
+        with self._large:
+            return self._ask(file, self._max_pixels)
+
+    def _ask(self, file: memoryview, max_pixels: int) -> "Answer":
+        for _ in range(_TRIES):
+            decoder = self._take()
+            answer = decoder.ask(file, max_pixels, self._size)
+            if answer is not None:
+                self._give_back(decoder)
+                return answer
+            end = decoder.end()
+            if -end in _ENDS:
+                raise Ended(signal.Signals(-end).name)
+            if end >= 0:
+                raise RuntimeError(f"the decoder exited with code {end}")
+        raise RuntimeError("the decoder was killed again and again")
+
+    def close(self) -> None:
+        """End the idle processes; busy ones end by themselves after their picture."""
+        with self._lock:
+            self._closed, idle, self._idle = True, self._idle, []
+        for decoder in idle:
+            decoder.end()
+
+    def _take(self) -> "_Decoder":
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return _Decoder(self._order)
+
+    def _give_back(self, decoder: "_Decoder") -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(decoder)
+                return
+        decoder.end()
+
+
+class _Decoder:
+    """One process; it ends when its standard input does, so it cannot outlive this one."""
+
+    def __init__(self, order: dict[str, object]) -> None:
+        self._process = subprocess.Popen(
+            [_interpreter(), "-I", str(Path(__file__).with_name("decoder.py")), *filter(None, sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's own threads would reserve memory, for nothing
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._to: IO[bytes] = self._process.stdin
+        self._from: IO[bytes] = self._process.stdout
+        self._to.write(json.dumps(order).encode() + b"\n")
+
+    def ask(self, file: memoryview, max_pixels: int, size: int) -> "Answer | None":
+        """None when the process ended instead."""
+        try:
+            self._to.write(struct.pack("<qq", len(file), max_pixels))
+            self._to.write(file)
+            self._to.flush()
+        except BrokenPipeError:
+            return None
+        status = self._from.read(4)
+        if len(status) < 4:
+            return None
+        if any(status):
+            return int.from_bytes(status, "little"), None
+        pixels = self._from.read(size * size * 3)
+        return (0, np.frombuffer(pixels, np.uint8).reshape(size, size, 3)) if len(pixels) == size * size * 3 else None
+
+    def end(self) -> int:
+        """Wait for the end, which an idle process is sent to; its exit code, or minus the signal that ended it."""
+        with contextlib.suppress(BrokenPipeError):
+            self._to.close()
+        self._from.close()
+        return self._process.wait()
+
+
+def _interpreter() -> str:
+    """The Python that this one belongs to: Triton's stub has it built in."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    places = [sys.executable, *(str(Path(folder, "bin", version)) for folder in (sys.prefix, sys.base_prefix))]
+    for place in places:
+        if Path(place).name.startswith("python") and Path(place).is_file():
+            return place
+    raise RuntimeError(f"the decoder of pictures needs an interpreter; there is none at {', '.join(places)}")
