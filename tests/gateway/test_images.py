@@ -131,3 +131,72 @@ def test_a_file_of_millions_of_segments_is_refused_early() -> None:
     assert code(jpeg[:2] + b"\xff\xfe\0\2" * (MAX_SEGMENTS + 1) + jpeg[2:], limits) == "corrupt_image"
     assert code(png[:33] + b"\0\0\0\0teXt\0\0\0\0" * (MAX_SEGMENTS + 1) + png[33:], limits) == "corrupt_image"
     assert isinstance(inspect(jpeg[:2] + b"\xff\xfe\0\2" * 1000 + jpeg[2:], limits), EncodedImage)
+
+
+@pytest.mark.parametrize("head", [b"BM", b"BMW is a car, and a file of text may begin with it"])
+def test_two_letters_are_no_bmp(head: bytes) -> None:
+    """Text that begins with BM is not taken for a picture of some absurd size."""
+    assert code(head) == "unsupported_image"
+
+
+def test_a_png_has_one_header() -> None:
+    """A second one, which some decoders believe, might promise fewer pixels than the first, or more."""
+    png = TAKEN["PNG"]
+    assert code(png[:33] + png[8:]) == "corrupt_image"
+
+
+def test_a_side_has_a_limit_of_its_own() -> None:
+    """A picture of one row costs far more than its pixels say."""
+    fits, too_wide = (encode(Image.new("1", (width, 1)), "PNG") for width in (65_535, 65_536))
+    assert isinstance(inspect(fits, LIMITS), EncodedImage)
+    assert code(too_wide) == "image_too_large"
+
+
+def test_a_gif_is_as_large_as_its_first_picture() -> None:
+    """Where that reaches beyond the canvas, the canvas grows; extensions before it do not matter."""
+    gif = bytearray(encode(solid(RED, (40, 30)), "GIF"))
+    gif[6:10] = struct.pack("<HH", 8, 50)
+    start = gif.index(b",\0\0\0\0")
+    for extension in (b"", b"\x21\xfe\x02ab\x01c\x00"):
+        image = inspect(bytes(gif[:start] + extension + gif[start:]), LIMITS)
+        assert isinstance(image, EncodedImage)
+        assert (image.width, image.height) == (40, 50)
+    assert code(bytes(gif[:start])) == "corrupt_image"
+    assert code(bytes(gif[:start] + b"\x21\xfe" + b"\x01c" * MAX_SEGMENTS + b"\0" + gif[start:])) == "corrupt_image"
+
+
+def test_the_first_size_of_a_tiff_counts() -> None:
+    """As decoders have it; a size of several values, or of a signed type, is none."""
+    tiff = TAKEN["TIFF"]
+    width = struct.pack("<HHII", 256, 4, 1, 40)
+    at = tiff.index(width)
+    (start,) = struct.unpack_from("<I", tiff, 4)
+    (entries,) = struct.unpack_from("<H", tiff, start)
+
+    def put(entry: bytes) -> bytes:
+        return tiff[:start] + struct.pack("<H", entries + 1) + tiff[start + 2 : at] + entry + tiff[at:]
+
+    image = inspect(put(struct.pack("<HHII", 256, 3, 1, 20)), LIMITS)
+    assert isinstance(image, EncodedImage)
+    assert image.width == 20
+    assert code(put(struct.pack("<HHII", 256, 3, 7, 20))) == "corrupt_image"
+    assert code(put(struct.pack("<HHII", 256, 9, 1, 20))) == "corrupt_image"
+
+
+@pytest.mark.skipif("AVIF" not in TAKEN, reason="this Pillow writes no AVIF")
+def test_an_avif_is_known_by_any_of_its_brands_and_measured_by_its_meta_box() -> None:
+    """Another first brand, other boxes before it, the properties' name elsewhere: none hides or changes them."""
+    avif = TAKEN["AVIF"]
+    (length,) = struct.unpack_from(">I", avif)
+    media = struct.pack(">I4s", 100_008, b"mdat") + b"\0\0\0\x14ispe" * 12_500
+    for variant in (
+        avif.replace(b"ftypavif", b"ftypmif1", 1),
+        avif[:length] + media + avif[length:],
+        avif[:length] + struct.pack(">I4sQ", 1, b"free", 24) + b"\0\0\0\x14ispe" + avif[length:],
+    ):
+        image = inspect(variant, LIMITS)
+        assert isinstance(image, EncodedImage)
+        assert (image.kind, image.width, image.height) == ("AVIF", 40, 30)
+    endless = struct.pack(">I4sQ", 1, b"free", (1 << 64) - 1)
+    assert code(avif[:length] + endless + avif[length:]) == "corrupt_image"
+    assert code(avif[:length] + b"\0\0\0\x08free" * (MAX_SEGMENTS + 1) + avif[length:]) == "corrupt_image"

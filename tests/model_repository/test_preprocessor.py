@@ -6,9 +6,11 @@ import hashlib
 import json
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Queue
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +48,27 @@ class InferenceResponse:
         return found.array
 
 
+class Request(dict[str, Tensor]):
+    """Input tensors by name, and the way to answer later."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__({tensor.name: tensor for tensor in tensors})
+        self.sent: Queue[InferenceResponse] = Queue()
+
+    def get_response_sender(self) -> Request:
+        return self
+
+    def send(self, response: InferenceResponse, flags: str) -> None:
+        assert flags == "final"
+        self.sent.put(response)
+
+
+def execute(model: Any, *requests: Request) -> list[Any]:
+    """The answers, those included that are sent later."""
+    answers = model.execute(list(requests))
+    return [sent.sent.get(timeout=60) if now is None else now for now, sent in zip(answers, requests, strict=True)]
+
+
 @dataclass
 class Logger:
     lines: list[str] = field(default_factory=list)
@@ -58,7 +81,13 @@ class Logger:
 
 def stand_in() -> ModuleType:
     module = ModuleType("triton_python_backend_utils")
-    found = {"Tensor": Tensor, "InferenceResponse": InferenceResponse, "TritonError": str, "Logger": Logger()}
+    found = {
+        "Tensor": Tensor,
+        "InferenceResponse": InferenceResponse,
+        "TritonError": str,
+        "Logger": Logger(),
+        "TRITONSERVER_RESPONSE_COMPLETE_FINAL": "final",
+    }
     vars(module).update(found, get_input_tensor_by_name=lambda request, name: request[name])
     return module
 
@@ -109,13 +138,13 @@ def model(code: Any) -> Iterator[Any]:
     model.finalize()
 
 
-def request(*files: bytes, lengths: list[int] | None = None) -> dict[str, Tensor]:
+def request(*files: bytes, lengths: list[int] | None = None) -> Request:
     """Files padded with zeros to the longest of this request, and their true lengths unless others are given."""
     raw = np.zeros((len(files), max(map(len, files), default=0)), np.uint8)
     for row, file in zip(raw, files, strict=True):
         row[: len(file)] = np.frombuffer(file, np.uint8)
     true = np.array(lengths or [len(file) for file in files], np.int32).reshape(-1, 1)
-    return {"RAW_IMAGE": Tensor("RAW_IMAGE", raw), "IMAGE_LENGTH": Tensor("IMAGE_LENGTH", true)}
+    return Request(Tensor("RAW_IMAGE", raw), Tensor("IMAGE_LENGTH", true))
 
 
 RED, BLUE = (encode(picture_of(colour), "PNG") for colour in ("red", "blue"))
@@ -124,7 +153,7 @@ RED, BLUE = (encode(picture_of(colour), "PNG") for colour in ("red", "blue"))
 def test_requests_are_answered_in_order_with_their_own_images(model: Any) -> None:
     """Three requests of different lengths in one execution: three answers, each as if alone."""
     big = encode(picture_of("lime", size=(64, 64)), "BMP")
-    one, two, three = model.execute([request(RED), request(BLUE, big), request(RED, BLUE, RED)])
+    one, two, three = execute(model, request(RED), request(BLUE, big), request(RED, BLUE, RED))
     assert [r.tensor("PREPROCESSED_IMAGE").shape for r in (one, two, three)] == [(n, 224, 224, 3) for n in (1, 2, 3)]
     for response, colours in ((one, "R"), (two, "BG"), (three, "RBR")):
         pixels, statuses = response.tensor("PREPROCESSED_IMAGE"), response.tensor("IMAGE_STATUS")
@@ -137,7 +166,7 @@ def test_requests_are_answered_in_order_with_their_own_images(model: Any) -> Non
 def test_a_bad_image_has_a_status_and_no_pixels(model: Any) -> None:
     """Every kind of trouble keeps its place; neighbours are not touched."""
     large = encode(picture_of("red", size=(101, 100)), "PNG")
-    (response,) = model.execute([request(RED, b"", b"words", RED[:-2], large, BLUE)])
+    (response,) = execute(model, request(RED, b"", b"words", RED[:-2], large, BLUE))
     assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [OK, EMPTY, UNSUPPORTED, CORRUPT, TOO_LARGE, OK]
     assert response.tensor("PREPROCESSED_IMAGE").any(axis=(1, 2, 3)).tolist() == [True, *[False] * 4, True]
 
@@ -146,14 +175,14 @@ def test_a_cut_file_is_corrupt_beside_a_bigger_one(model: Any) -> None:
     """The padding that a bigger neighbour brings never reaches a decoder."""
     photo = encode(picture_of("red"), "JPEG")
     big = encode(picture_of("blue", size=(90, 90)), "BMP")
-    (response,) = model.execute([request(photo[:-2], photo, big)])
+    (response,) = execute(model, request(photo[:-2], photo, big))
     assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [CORRUPT, OK, OK]
 
 
 @pytest.mark.parametrize("length", [-1, len(RED) + 1, 2**31 - 1, -(2**31)])
 def test_an_impossible_length_is_that_image_s_trouble(model: Any, length: int) -> None:
     """Negative lengths, and lengths beyond the row, are a status."""
-    (response,) = model.execute([request(RED, RED, lengths=[length, len(RED)])])
+    (response,) = execute(model, request(RED, RED, lengths=[length, len(RED)]))
     assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [CORRUPT, OK]
 
 
@@ -162,7 +191,7 @@ def test_tensors_that_do_not_fit_are_an_error_of_that_request(model: Any) -> Non
     short, flat = request(RED, BLUE), request(RED)
     short["IMAGE_LENGTH"].array = short["IMAGE_LENGTH"].array[:1]
     flat["RAW_IMAGE"].array = flat["RAW_IMAGE"].array[0]
-    first, second, third = model.execute([short, flat, request(RED)])
+    first, second, third = execute(model, short, flat, request(RED))
     assert "do not fit" in first.error
     assert "do not fit" in second.error
     assert third.error is None
@@ -178,7 +207,7 @@ def test_a_mistake_of_ours_costs_one_request(code: Any, model: Any, monkeypatch:
         return real(data, *rest, **options)
 
     monkeypatch.setattr(code.imaging, "preprocess", preprocess)
-    bad, good = model.execute([request(RED, unlucky), request(RED)])
+    bad, good = execute(model, request(RED, unlucky), request(RED))
     assert bad.error == "preprocessing failed"
     assert good.tensor("IMAGE_STATUS").tolist() == [[OK]]
     assert "a secret" in code.pb_utils.Logger.lines[0]
@@ -190,7 +219,7 @@ def test_a_picture_that_needs_too_much_is_that_image_s_trouble(code: Any) -> Non
     model.initialize(arguments(max_pixels="20000000", memory_mib="20"))
     large = encode(picture_of("red", size=(4000, 4000)), "PNG")
     for _ in range(2):
-        (response,) = model.execute([request(RED, large, BLUE)])
+        (response,) = execute(model, request(RED, large, BLUE))
         assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [OK, TOO_LARGE, OK]
     model.finalize()
 
@@ -205,9 +234,29 @@ def test_a_picture_that_takes_too_long_is_corrupt(code: Any, model: Any, monkeyp
 
     real = model._guard.preprocess
     monkeypatch.setattr(model._guard, "preprocess", preprocess)
-    (response,) = model.execute([request(RED, BLUE, RED)])
+    (response,) = execute(model, request(RED, BLUE, RED))
     assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [OK, CORRUPT, OK]
     assert "ended by SIGPROF" in code.pb_utils.Logger.lines[0]
+
+
+def test_a_costly_picture_holds_up_nobody(code: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own request is answered when it is done, however long that takes; the others at once."""
+    done = threading.Event()
+    real = model._guard.preprocess
+    monkeypatch.setattr(model._guard, "preprocess", lambda file: (done.wait(60), real(file))[1])
+    quick = encode(picture_of("lime"), "JPEG")
+    slow = [request(quick, RED, BLUE), request(BLUE)]
+    for _ in range(3):
+        first, second, third, fourth = model.execute([slow[0], request(quick), slow[1], request(b"")])
+        assert first is third is None
+        assert second.tensor("IMAGE_STATUS").tolist() == [[OK]]
+        assert fourth.tensor("IMAGE_STATUS").tolist() == [[EMPTY]]
+        assert slow[0].sent.empty()
+        assert slow[1].sent.empty()
+    done.set()
+    for _ in range(3):
+        assert slow[0].sent.get(timeout=60).tensor("IMAGE_STATUS").tolist() == [[OK]] * 3
+        assert slow[1].sent.get(timeout=60).tensor("PREPROCESSED_IMAGE")[0, 0, 0].tolist() == [0, 0, 255]
 
 
 def test_numpy_2_is_refused(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.model_repository.test_guard import heavy
 from tests.pictures import BLUE, GREEN, RED, WHITE, Colour, encode, noise, quadrants, solid
+from tests.servers import metric
 
 SLEEP, NAN = 13, (14, 14, 14)
 
@@ -92,6 +94,18 @@ def test_a_bad_image_between_good_ones(gate: httpx.Client) -> None:
     assert (text["error"]["code"], cut["error"]["code"]) == ("unsupported_image", "corrupt_image")
 
 
+def test_a_costly_picture_holds_up_nobody(gate: httpx.Client) -> None:
+    """While one client's picture of 36 megapixels is decoded, others are answered; then so is that client."""
+    with ThreadPoolExecutor(1) as other:
+        slow = other.submit(classify, gate, heavy(6000))
+        while metric(gate, "tidegate_in_flight_images") == 0:
+            assert not slow.done()
+        for _ in range(5):
+            assert colours(classify(gate, encode(solid(RED), "JPEG", quality=100)))[0][0] == pytest.approx(RED, abs=2)
+        assert not slow.done()
+        assert slow.result().status_code == 200
+
+
 def test_padding_is_not_seen(gate: httpx.Client) -> None:
     """A black BMP that ends in zeros, beside a larger file, is black."""
     black = encode(solid((0, 0, 0)), "BMP")
@@ -113,6 +127,13 @@ def test_nan_is_an_error_and_not_a_label(gate: httpx.Client) -> None:
     answer = classify(gate, encode(solid(NAN)))
     assert (answer.status_code, answer.json()["code"]) == (502, "bad_upstream_response")
     assert colours(classify(gate, encode(solid(RED)))) == [[RED] * 4]
+
+
+def test_nan_costs_no_neighbour(gate: httpx.Client) -> None:
+    """In one batch with pictures that are classified, only the one that gives NaN has no answer."""
+    red, broken, blue = classify(gate, *(encode(solid(c)) for c in (RED, NAN, BLUE))).json()["results"]
+    assert (means(red), means(blue)) == ([RED] * 4, [BLUE] * 4)
+    assert broken["error"]["code"] == "bad_upstream_response"
 
 
 def test_a_slow_model_and_a_short_deadline(gate: httpx.Client) -> None:

@@ -9,8 +9,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,9 @@ class TritonPythonModel:
         (pixels,) = (output for output in config["output"] if output["name"] == "PREPROCESSED_IMAGE")
         if [int(side) for side in pixels["dims"]] != [size, size, 3]:
             raise ValueError(f"config.pbtxt promises {pixels['dims']}, {parameters['preprocess']} makes {size}")
-        self._pool = ThreadPoolExecutor(_positive(parameters, "threads", len(os.sched_getaffinity(0))), "preprocess")
+        threads = _positive(parameters, "threads", len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(threads, "preprocess")
+        self._apart = ThreadPoolExecutor(threads, "preprocess-apart")  # they only wait for the decoder's processes
         self._max_pixels = _positive(parameters, "max_pixels", DEFAULT_MAX_PIXELS)
         self._guard = guard.Guard(
             recipe.decode(),
@@ -72,14 +73,18 @@ class TritonPythonModel:
         if (status := self._guard.preprocess(memoryview(_sample("PNG")))[0]) != imaging.Status.OK:
             raise RuntimeError(f"the decoder's process gives status {status} for a good picture")
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """One response per request, in order. A bad image is a status, bad tensors are an error of that request."""
+    def execute(self, requests: list[Any]) -> "list[Any | None]":
+        """One response per request, in order. A bad image is a status, bad tensors are an error of that request.
+
+        None stands for an answer that is sent later, so that a costly picture holds up nobody else's.
+        """
         answers = [self._start(request) for request in requests]
-        return [answer.response() if isinstance(answer, _Answer) else answer for answer in answers]
+        return [answer.now_or_later() if isinstance(answer, _Answer) else answer for answer in answers]
 
     def finalize(self) -> None:
         """Stop the threads and the decoder's processes."""
         self._pool.shutdown()
+        self._apart.shutdown()
         self._guard.close()
 
     def _start(self, request: Any) -> "_Answer | Any":
@@ -88,48 +93,66 @@ class TritonPythonModel:
         if files.dtype != np.uint8 or files.ndim != 2 or lengths.shape != (len(files), 1):
             words = f"RAW_IMAGE {files.dtype} {files.shape} and IMAGE_LENGTH {lengths.shape} do not fit together"
             return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(words))
-        answer = _Answer(len(files), self._recipe.size)
+        answer = _Answer(request, len(files), self._recipe.size)
         answer.work = [
-            self._pool.submit(self._preprocess, file, int(length), answer.pixels[i], answer.statuses[i])
+            self._pool.submit(self._preprocess, file, int(length), answer, i)
             for i, (file, length) in enumerate(zip(files, lengths[:, 0], strict=True))
         ]
         return answer
 
-    def _preprocess(
-        self, file: npt.NDArray[np.uint8], length: int, pixels: npt.NDArray[np.uint8], status: npt.NDArray[np.int32]
-    ) -> None:
+    def _preprocess(self, file: npt.NDArray[np.uint8], length: int, answer: "_Answer", row: int) -> None:
         if not 0 <= length <= len(file):
-            status[0] = imaging.Status.CORRUPT
+            answer.statuses[row] = imaging.Status.CORRUPT
             return
-        # a view: neither are the bytes copied, nor does a decoder see the padding behind them
-        status[0], found = self._pixels(file.data[:length])
-        if found is not None:
-            pixels[:] = found
-
-    def _pixels(self, file: memoryview) -> tuple[int, npt.NDArray[np.uint8] | None]:
-        """Status and pixels of one file: made here if that is cheap for sure, else in a process that can be ended."""
+        image = file.data[:length]  # a view: neither are the bytes copied, nor does a decoder see what lies behind
+        if not imaging.costs_little(image):
+            answer.late.append(self._apart.submit(self._preprocess_apart, image, answer, row))
+            return
         try:
-            if not imaging.costs_little(file):
-                return self._guard.preprocess(file)
-            return imaging.Status.OK, imaging.preprocess(file, self._recipe, max_pixels=self._max_pixels)
+            answer.pixels[row] = imaging.preprocess(image, self._recipe, max_pixels=self._max_pixels)
         except imaging.ImageError as error:
-            return error.status, None
+            answer.statuses[row] = error.status
+
+    def _preprocess_apart(self, image: memoryview, answer: "_Answer", row: int) -> None:
+        try:
+            answer.statuses[row], pixels = self._guard.preprocess(image)
         except guard.Ended as end:
-            pb_utils.Logger.log_warn(f"preprocessor: decoding a file of {len(file)} bytes was ended by {end}")
-            return imaging.Status.CORRUPT, None
+            pb_utils.Logger.log_warn(f"preprocessor: decoding a file of {len(image)} bytes was ended by {end}")
+            answer.statuses[row] = imaging.Status.CORRUPT
+        else:
+            if pixels is not None:
+                answer.pixels[row] = pixels
 
 
 class _Answer:
-    """The outputs of one request, while they are being filled."""
+    """The outputs of one request, while they are being filled: by `work`, which may leave some of it to `late`."""
 
-    def __init__(self, images: int, size: int) -> None:
+    def __init__(self, request: Any, images: int, size: int) -> None:
+        self._request = request  # its memory is what the images are read from
         self.pixels = np.zeros((images, size, size, 3), np.uint8)
         self.statuses = np.full((images, 1), imaging.Status.OK, np.int32)
-        self.work: Iterable[Future[None]] = ()
+        self.work: list[Future[None]] = []
+        self.late: list[Future[None]] = []
 
-    def response(self) -> Any:
+    def now_or_later(self) -> "Any | None":
+        """The response; or None, and it is sent when the last picture is done."""
+        wait(self.work)
+        if not self.late:
+            return self._response()
+        sender = self._request.get_response_sender()
+        left = iter(self.late[1:])  # whoever finds none left is the last
+
+        def one_is_done(_: "Future[None]") -> None:
+            if next(left, None) is None:
+                sender.send(self._response(), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+        for future in self.late:
+            future.add_done_callback(one_is_done)
+        return None
+
+    def _response(self) -> Any:
         try:
-            for future in self.work:
+            for future in (*self.work, *self.late):
                 future.result()
         except Exception as error:  # a mistake of ours, as images raise ImageError only; it costs one request
             pb_utils.Logger.log_error(f"preprocessor: {error!r}")
