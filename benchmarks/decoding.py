@@ -4,8 +4,8 @@ First pictures of 64 megapixels, in files of at most 20 MiB, each decoded by a f
 processor time, and memory at its peak beyond what the process had before.
 
 Then JPEGs of 12 megapixels. Milliseconds of the reference pipeline (Pillow), of ours, and of libjpeg-turbo alone at
-full size and by DCT scaling at 1/2, 1/4 and 1/8. And how far the picture of 341 × 256 pixels that is made from each of the
-scaled ones is from the one that is made from the full decode, at most, of 255.
+full size and by DCT scaling at 1/2, 1/4 and 1/8. And how far the 341 × 256 pixels that are made from each of the
+scaled ones are from those that are made from the full decode, at most, of 255.
 """
 
 from __future__ import annotations

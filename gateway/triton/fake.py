@@ -18,6 +18,7 @@ class FakeTriton:
     """Answers `ensemble_model` with probabilities that depend on nothing but each image's own bytes.
 
     `failure` is raised by every call while it is set; `delay` is the seconds that an inference takes.
+    `nan` spoils every row of an answer, `spoilt` those of some files: their first value is the one given.
     `version` is that of every model, and of its labels. `asked` lists the input shapes of the inferences so far.
     `parameters` are those of each model's configuration: the ensemble's, and those of its two steps, where a test
     may put a certificate.
@@ -30,6 +31,7 @@ class FakeTriton:
         self.failure: TidegateError | None = None
         self.delay = 0.0
         self.nan = False
+        self.spoilt: dict[bytes, float] = {}
         self.version = "1"
         self.asked: list[tuple[int, ...]] = []
         self.parameters: dict[str, dict[str, str]] = {
@@ -62,6 +64,8 @@ class FakeTriton:
         probabilities = np.stack([self.probabilities(file) for file in files])
         if self.nan:
             probabilities[:] = np.nan
+        for row, file in zip(probabilities, files, strict=True):
+            row[0] = self.spoilt.get(file, row[0])
         if top_classes:
             order = np.argsort(-probabilities, axis=1)[:, :top_classes]
             strings = [

@@ -232,11 +232,14 @@ class LocalTriton:
                 process.wait()
         if self._watcher is not None:
             self._watcher.join()
-        self._forget_shared_memory()
+        self._clear_up()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _forget_shared_memory(self) -> None:
-        """Stubs that were killed leave theirs behind."""
+    def _clear_up(self) -> None:
+        """Ends what a server left that is gone: stubs that were still loading, and the memory they shared with it."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         for region in Path("/dev/shm").glob(f"{self._folder.name}*"):  # noqa: S108  # where Triton puts them
             region.unlink(missing_ok=True)
 
@@ -295,7 +298,7 @@ class LocalTriton:
             log.error("Triton died and is started again", extra=extra)
             if self._stopping.wait(delay):
                 return
-            self._forget_shared_memory()
+            self._clear_up()
             self._launch(installation)
 
     def _wait_for_the_end(self) -> int:
@@ -333,13 +336,12 @@ def _living_stubs(server: int) -> set[int]:
 
 def _environment(installation: Installation) -> dict[str, str]:
     libraries = [installation.libpython.parent] if installation.libpython.name else []
-    packages = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
     inherited: Mapping[str, str] = os.environ
     return {
         **{k: v for k, v in inherited.items() if not k.startswith("TIDEGATE_")},
         "LD_LIBRARY_PATH": os.pathsep.join([*map(str, libraries), str(installation.libraries)]),
+        # The stub's Python looks for itself there, and so finds the packages of this environment.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)]),
-        "PYTHONPATH": os.pathsep.join([*packages, inherited.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "PYTHONDONTWRITEBYTECODE": "1",  # the model repository stays as it is in git
     }
 

@@ -118,3 +118,26 @@ def test_a_dead_stub_brings_a_new_server(probe_repository: Path) -> None:
             time.sleep(0.05)
         assert server.pid != first.pid
         server.wait_ready()
+
+
+def test_stopped_while_a_model_loads_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has no answer to SIGTERM is killed, and its stub with it."""
+    monkeypatch.setattr(local, "STOP_S", 1.0)
+    (tmp_path / "slow" / "1").mkdir(parents=True)
+    (tmp_path / "slow" / "config.pbtxt").write_text(
+        'backend: "python" input { name: "I" data_type: TYPE_INT32 dims: 1 }'
+        ' output { name: "O" data_type: TYPE_INT32 dims: 1 }'
+    )
+    (tmp_path / "slow" / "1" / "model.py").write_text(
+        "import time\nclass TritonPythonModel:\n    def initialize(self, args): time.sleep(600)\n"
+    )
+    with LocalTriton([tmp_path], ports=Ports(*free_ports(3))) as server:
+        stubs: list[psutil.Process] = []
+        while not stubs:
+            children = psutil.Process(server.pid).children(recursive=True)
+            stubs = [p for p in children if p.name().startswith("triton_python_b")]
+            time.sleep(0.05)
+        folder = server.log_file.parent
+    _, alive = psutil.wait_procs(stubs, timeout=10)
+    assert alive == []
+    assert not list(Path("/dev/shm").glob(f"{folder.name}*"))
