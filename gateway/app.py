@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -14,6 +15,7 @@ from starlette.routing import Route
 from gateway import __version__
 from gateway.admission import Admission
 from gateway.errors import TidegateError
+from gateway.fetch import Fetch, fetch_nothing
 from gateway.images import ImageLimits
 from gateway.inference import Inference
 from gateway.observe import logging as logs
@@ -23,7 +25,7 @@ from gateway.triton import Triton
 from gateway.triton.client import TritonClient
 from gateway.triton.discovery import Discovery
 from gateway.triton.leash import die_with_parent
-from gateway.web import classify, health, models, page, problems
+from gateway.web import classify, health, models, openapi, page, problems
 from gateway.web.gate import Gate
 from gateway.web.middleware import RequestMiddleware
 
@@ -51,7 +53,8 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
         )
         admission = Admission(settings.max_in_flight_images, settings.max_in_flight_bytes)
         limits = ImageLimits(settings.max_file_bytes, settings.max_pixels)
-        app.state.gate = Gate(settings, admission, discovery, Inference(client, discovery, admission, limits))
+        inference = Inference(client, discovery, admission, limits)
+        app.state.gate = Gate(settings, admission, discovery, inference, _fetch(settings, limits))
         watch = asyncio.create_task(discovery.watch())
         tracing = _tracing(settings)
         try:
@@ -81,7 +84,22 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
     for part in (classify, models, health, page):
         app.include_router(part.router)
         metrics.announce_routes((r.path, r.methods) for r in part.router.routes if isinstance(r, Route))
+    app.openapi = partial(openapi.describe, app)  # type: ignore[method-assign]  # FastAPI's own way to do it
     return app
+
+
+def _fetch(settings: Settings, limits: ImageLimits) -> Fetch:
+    if not settings.allow_urls:
+        return fetch_nothing
+    from gateway.fetch.fetcher import Fetcher  # imported only where it is used: it needs the extra `urls`
+
+    return Fetcher(
+        settings.guard,
+        limits,
+        max_bytes=settings.max_body_bytes,
+        timeout_s=settings.url_timeout_s,
+        max_redirects=settings.url_max_redirects,
+    ).fetch
 
 
 def _tracing(settings: Settings) -> Tracing | None:

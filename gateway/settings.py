@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.fetch.guard import Guard, parse_hosts, parse_networks
+
 PREFIX = "TIDEGATE_"
 Port = Annotated[int, Field(ge=1, le=65535)]
 MIB = 1024 * 1024
@@ -44,6 +46,25 @@ def _collector(endpoint: str | None) -> str | None:
     except ImportError as missing:
         raise ValueError("traces need more packages: pip install 'tidegate[otel]'") from missing
     return endpoint
+
+
+def _fetcher(allowed: bool) -> bool:
+    if allowed:
+        try:
+            import gateway.fetch.fetcher  # noqa: F401  # only where it is asked for: it brings httpcore
+        except ImportError as missing:
+            raise ValueError("fetching images needs more packages: pip install 'tidegate[urls]'") from missing
+    return allowed
+
+
+def _hosts(text: str) -> str:
+    parse_hosts(text)
+    return text
+
+
+def _networks(text: str) -> str:
+    parse_networks(text)
+    return text
 
 
 class Settings(BaseSettings):
@@ -94,6 +115,18 @@ class Settings(BaseSettings):
     max_in_flight_bytes: int = Field(default=512 * MIB, ge=1)
     """Bytes of request bodies held at one time in one worker, those that are still arriving included."""
 
+    allow_urls: Annotated[bool, AfterValidator(_fetcher)] = False
+    """Fetch images that a caller names by http or https address, from public hosts only: docs/urls.md."""
+    url_allowed_hosts: Annotated[str, AfterValidator(_hosts)] = ""
+    """Hosts that are fetched from, such as `images.example.com, *.example.org, store:9000`. Empty: any public host.
+    Without a port, 80 and 443 are meant."""
+    url_allowed_networks: Annotated[str, AfterValidator(_networks)] = ""
+    """Networks that are fetched from although they are not public, such as an object store's `10.1.2.0/24`."""
+    url_timeout_s: float = Field(default=5.0, gt=0, le=600)
+    """Seconds that one image may take, redirects included; never more than what is left of the request's time."""
+    url_max_redirects: int = Field(default=3, ge=0, le=20)
+    """Redirects that are followed for one image; each is checked like a first address."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
     log_format: Literal["auto", "json", "plain"] = "auto"
@@ -114,6 +147,11 @@ class Settings(BaseSettings):
     """gRPC port of the embedded Triton."""
     triton_metrics_port: Port = 8002
     """Metrics port of the embedded Triton."""
+
+    @property
+    def guard(self) -> Guard:
+        """What may be fetched, where `allow_urls` is set."""
+        return Guard(parse_hosts(self.url_allowed_hosts), parse_networks(self.url_allowed_networks))
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -42,6 +42,7 @@ BATCH_IMAGES = Histogram("tidegate_batch_images", "Images in one call to Triton"
 PAYLOAD_BYTES = Counter("tidegate_payload_bytes", "Bytes of image files sent to Triton")
 PADDING_BYTES = Counter("tidegate_padding_bytes", "Bytes of padding sent to Triton")
 IN_FLIGHT = Gauge("tidegate_in_flight_images", "Images admitted and not yet answered", multiprocess_mode="livesum")
+URL_FETCHES = Counter("tidegate_url_fetches", "Images given by address: ok, the error code, cancelled", ["outcome"])
 REJECTED = Counter("tidegate_rejected", "Requests refused at the door", ["reason"])
 TRITON_READY = Gauge(
     "tidegate_triton_ready",

@@ -19,7 +19,7 @@ from typing import Protocol
 Attributes = Mapping[str, str | int | float | bool]
 Metadata = tuple[tuple[str, str], ...]
 
-SHOWN = frozenset({"read", "wait", "infer"})
+SHOWN = frozenset({"read", "fetch", "wait", "infer"})
 """Stages whose times are part of the contract of an answer; a trace has all stages."""
 NANOSECOND = 1e-9
 

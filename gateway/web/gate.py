@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from gateway.admission import Admission
+from gateway.fetch import Fetch
 from gateway.inference import Inference
 from gateway.settings import Settings
 from gateway.triton.discovery import Discovery
@@ -21,6 +22,7 @@ class Gate:
     admission: Admission
     discovery: Discovery
     inference: Inference
+    fetch: Fetch
 
 
 async def _gate(request: Request) -> Gate:

@@ -46,6 +46,12 @@ def test_one_module_speaks_grpc() -> None:
     assert importers(GATEWAY, "tritonclient", "grpc") == {"gateway/triton/client.py"}
 
 
+def test_one_module_goes_out() -> None:
+    """Only the fetcher goes where a caller says, and it is imported only where that is turned on."""
+    assert importers(GATEWAY, "httpcore") == {"gateway/fetch/fetcher.py"}
+    assert importers(GATEWAY, "gateway.fetch.fetcher") == {"gateway/app.py", "gateway/settings.py"}
+
+
 def test_only_web_knows_http() -> None:
     """Frameworks stay in web/, in the place where the parts are joined, and in the command that serves."""
     inside = importers(GATEWAY, "fastapi", "starlette", "uvicorn", "multipart")
@@ -60,6 +66,9 @@ def test_only_web_knows_http() -> None:
         ("images.py", "gateway.web"),
         ("batches.py", "gateway.web"),
         ("inference.py", "gateway.web"),
+        ("fetch/__init__.py", "gateway.web"),
+        ("fetch/fetcher.py", "gateway.web"),
+        ("fetch/guard.py", "gateway.fetch.fetcher"),
         ("triton/client.py", "gateway.web"),
         ("triton/discovery.py", "gateway.web"),
         ("triton/discovery.py", "gateway.inference"),

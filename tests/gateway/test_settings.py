@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from gateway.fetch.guard import Guard, HostRule
 from gateway.settings import Settings, SettingsError, describe_settings, load_settings
 
 
@@ -53,3 +56,29 @@ def test_every_setting_is_described() -> None:
     for name, field in Settings.model_fields.items():
         assert f"TIDEGATE_{name.upper()}" in text
         assert field.description
+
+
+def test_what_may_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing by default; hosts and networks are checked at the start, and explained."""
+    assert not Settings().allow_urls
+    assert Settings().guard == Guard()
+    monkeypatch.setenv("TIDEGATE_ALLOW_URLS", "true")
+    monkeypatch.setenv("TIDEGATE_URL_ALLOWED_HOSTS", "*.example.com,store:9000")
+    monkeypatch.setenv("TIDEGATE_URL_ALLOWED_NETWORKS", "10.1.2.0/24")
+    guard = load_settings().guard
+    assert guard.hosts == (HostRule("*.example.com"), HostRule("store", 9000))
+    assert [str(network) for network in guard.networks] == ["10.1.2.0/24"]
+    monkeypatch.setenv("TIDEGATE_URL_ALLOWED_HOSTS", "https://example.com/")
+    monkeypatch.setenv("TIDEGATE_URL_ALLOWED_NETWORKS", "10.1.2.3/24")
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+    assert "'https://example.com/' is not a host: write names such as images.example.com" in str(error.value)
+    assert "10.1.2.3/24 has host bits set: write networks such as 10.1.2.0/24" in str(error.value)
+
+
+def test_fetching_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra, the start says what to install."""
+    monkeypatch.setitem(sys.modules, "gateway.fetch.fetcher", None)
+    monkeypatch.setenv("TIDEGATE_ALLOW_URLS", "true")
+    with pytest.raises(SettingsError, match=r"pip install 'tidegate\[urls\]'"):
+        load_settings()
