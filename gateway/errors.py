@@ -42,6 +42,11 @@ class TidegateError(Exception):
         self.private = private
 
 
+def descendants(kind: type[TidegateError]) -> list[type[TidegateError]]:
+    """`kind` and all that is below it in the tree."""
+    return [kind, *(each for child in kind.__subclasses__() for each in descendants(child))]
+
+
 class RequestError(TidegateError):
     """The caller can mend it."""
 
@@ -84,7 +89,7 @@ class TooManyImages(RequestError):
 
 class BodyTimeout(RequestError):
     code = "body_timeout"
-    title = "The request body did not arrive in time"
+    title = "The request did not arrive in time"
 
 
 class UnsupportedEncoding(RequestError):

@@ -35,6 +35,9 @@ class ImageLimits:
     max_pixels: int
 
 
+MAX_SIDE = 65_535  # of a JPEG, and of most formats; rows of a picture cost more than their pixels say
+
+
 class _Cut(Exception):
     """The file ends, or contradicts itself, before its header says so."""
 
@@ -46,21 +49,35 @@ def inspect(data: bytes, limits: ImageLimits) -> EncodedImage | ImageProblem:
     if len(data) > limits.max_file_bytes:
         return ImageProblem("file_too_large", f"The file has {len(data)} bytes; the limit is {limits.max_file_bytes}.")
     kind = _kind(data)
-    if kind is None or kind not in _SIZES:
-        what = f"This looks like {kind}" if kind else "This is not a picture of a known kind"
-        return ImageProblem("unsupported_image", f"{what}; taken are JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF.")
+    if kind not in _SIZES:
+        return _unsupported(kind)
     try:
         width, height = _SIZES[kind](data)
     except (_Cut, struct.error, IndexError):
         return ImageProblem("corrupt_image", f"The {kind} file is cut short or damaged.")
-    if width * height > limits.max_pixels:
+    if width * height > limits.max_pixels or max(width, height) > MAX_SIDE:
         return ImageProblem(
             "image_too_large",
-            f"The picture has {width}×{height} pixels; the limit is {limits.max_pixels} in all.",
+            f"The picture has {width}×{height} pixels; the limit is {limits.max_pixels} in all, {MAX_SIDE} a side.",
         )
     if width == 0 or height == 0:
         return ImageProblem("corrupt_image", f"The {kind} file says that it has no pixels.")
     return EncodedImage(data, kind, width, height)
+
+
+HEAD_BYTES = 512
+"""So many bytes of a file are enough to say what kind it is."""
+
+
+def refused_kind(head: bytes) -> ImageProblem | None:
+    """Why a file that begins with these `HEAD_BYTES` cannot be used, whatever follows; None if it may."""
+    kind = _kind(head)
+    return None if kind in _SIZES else _unsupported(kind)
+
+
+def _unsupported(kind: str | None) -> ImageProblem:
+    what = f"This looks like {kind}" if kind else "This is not a picture of a known kind"
+    return ImageProblem("unsupported_image", f"{what}; taken are JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF.")
 
 
 # What a file is, by its first bytes. Kinds that we do not take are named, so that the message can say it.
@@ -69,7 +86,6 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "PNG"),
     (b"GIF87a", "GIF"),
     (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
     (b"II*\0", "TIFF"),
     (b"MM\0*", "TIFF"),
     (b"%PDF", "pdf"),
@@ -84,6 +100,7 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"II+\0", "bigtiff"),
     (b"MM\0+", "bigtiff"),
 )
+_BMP_HEADERS = frozenset(bytes((length, 0, 0, 0)) for length in (12, 40, 52, 56, 64, 108, 124))
 _BRANDS = {
     b"avif": "AVIF",
     b"avis": "AVIF",
@@ -95,16 +112,19 @@ _BRANDS = {
 
 
 def _kind(data: bytes) -> str | None:
+    if data[4:8] == b"ftyp":  # first: its length may look like another kind's beginning
+        major, size = data[8:12], int.from_bytes(data[:4], "big")
+        brands = [major, *(data[i : i + 4] for i in range(16, min(size, 256), 4))]
+        kinds = [_BRANDS[b] for b in brands if b in _BRANDS]
+        return "AVIF" if "AVIF" in kinds else kinds[0] if kinds else "an iso media file"
     for magic, kind in _MAGIC:
         if data.startswith(magic):
             return kind
+    if data[:2] == b"BM" and data[14:18] in _BMP_HEADERS:  # two letters alone prove little
+        return "BMP"
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WebP"
-    if data[4:8] == b"ftyp":
-        major, size = data[8:12], int.from_bytes(data[:4], "big")
-        brands = [major, *(data[i : i + 4] for i in range(16, min(size, 256), 4))]
-        return next((_BRANDS[b] for b in brands if b in _BRANDS), "an iso media file")
-    head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    head = data[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if head.startswith(b"<svg") or (head.startswith(b"<?xml") and b"<svg" in head):
         return "svg"
     if head.startswith((b"<!doctype html", b"<html")):
@@ -114,6 +134,7 @@ def _kind(data: bytes) -> str | None:
 
 # A file is made of some segments, not of millions: walking those would hold up everybody else.
 MAX_SEGMENTS = 20_000
+MAX_META_BYTES = 1 << 16  # of an AVIF; 300 are usual
 
 # The next marker in entropy-coded data: 0xFF and neither a stuffed zero, a restart, nor a fill byte.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
@@ -147,8 +168,9 @@ def _png(data: bytes) -> tuple[int, int]:
     at = 8
     for _ in range(MAX_SEGMENTS):
         length, name = struct.unpack_from(">I4s", data, at)
+        again = name == b"IHDR" and at != 8  # some decoders believe a second header
         at += 12 + length
-        if at > len(data):
+        if again or at > len(data):
             raise _Cut
         if name == b"IEND":
             return width, height
@@ -172,8 +194,21 @@ def _webp(data: bytes) -> tuple[int, int]:
 
 
 def _gif(data: bytes) -> tuple[int, int]:
+    """The canvas, stretched by a first picture that reaches beyond it."""
     width, height = struct.unpack_from("<HH", data, 6)
-    return width, height
+    at = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)  # behind the colour table
+    extension = False
+    for _ in range(MAX_SEGMENTS):
+        if extension:
+            extension, at = data[at] != 0, at + 1 + data[at]
+        elif data[at] == 0x21:
+            extension, at = True, at + 2
+        elif data[at] == 0x2C:
+            left, top, columns, rows = struct.unpack_from("<HHHH", data, at + 1)
+            return max(width, left + columns), max(height, top + rows)
+        else:
+            break
+    raise _Cut
 
 
 def _bmp(data: bytes) -> tuple[int, int]:
@@ -193,21 +228,34 @@ def _tiff(data: bytes) -> tuple[int, int]:
     (entries,) = struct.unpack_from(order + "H", data, at)
     sizes: dict[int, int] = {}
     for entry in range(at + 2, at + 2 + 12 * min(entries, 4096), 12):
-        tag, kind = struct.unpack_from(order + "HH", data, entry)
-        if tag in (256, 257):  # ImageWidth, ImageLength; SHORT is type 3, LONG is type 4
-            sizes[tag] = struct.unpack_from(order + ("H" if kind == 3 else "I"), data, entry + 8)[0]
+        tag, kind, count = struct.unpack_from(order + "HHI", data, entry)
+        if tag in (256, 257) and tag not in sizes:  # ImageWidth, ImageLength: the first counts
+            number = {1: "B", 3: "H", 4: "I"}.get(kind)
+            if number is None or count != 1:
+                raise _Cut
+            (sizes[tag],) = struct.unpack_from(order + number, data, entry + 8)
     if len(sizes) != 2:
         raise _Cut
     return sizes[256], sizes[257]
 
 
 def _avif(data: bytes) -> tuple[int, int]:
-    """The largest `ispe` property: a grid's tiles and a thumbnail have smaller ones."""
-    sizes = [struct.unpack_from(">II", data, m.end() + 4) for m in re.finditer(b"ispe", data[:65536])]
-    if not sizes:
-        raise _Cut
-    width, height = max(sizes, key=lambda s: s[0] * s[1])
-    return width, height
+    """The largest `ispe` property in the first `meta` box: a grid's tiles and a thumbnail have smaller ones."""
+    at = 0
+    for _ in range(MAX_SEGMENTS):
+        length, name = struct.unpack_from(">I4s", data, at)
+        if length == 1:
+            (length,) = struct.unpack_from(">Q", data, at + 8)
+        end = min(at + length, len(data)) if length else len(data)
+        if name == b"meta":
+            properties = re.finditer(b"\0\0\0\x14ispe", data[at : min(end, at + MAX_META_BYTES)])
+            sizes = [struct.unpack_from(">II", data, at + found.end() + 4) for found in properties]
+            if not sizes:
+                break
+            width, height = max(sizes, key=lambda s: s[0] * s[1])
+            return width, height
+        at = max(end, at + 8)
+    raise _Cut
 
 
 _SIZES: dict[str, Callable[[bytes], tuple[int, int]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +18,11 @@ from gateway.errors import BadUpstreamResponse, ImageProblem, ModelNotReady
 from gateway.images import EncodedImage, ImageLimits, inspect
 from gateway.observe import metrics
 from gateway.observe.stages import Stage
-from gateway.predictions import Prediction, check_probabilities, top_k
+from gateway.predictions import NOT_NUMBERS, Prediction, top_k, usable_rows
 from gateway.triton import Answer, Tensor, Triton
 from gateway.triton.discovery import CLASSIFICATION, IMAGE_STATUS, Discovery, Model, image_tensors
+
+log = logging.getLogger(__name__)
 
 Outcome = list[Prediction] | ImageProblem
 
@@ -30,7 +33,7 @@ _STATUS: dict[int, ImageProblem] = {
     3: ImageProblem("corrupt_image", "The picture is damaged: it cannot be decoded to its end."),
     4: ImageProblem("image_too_large", "The picture has more pixels than are allowed."),
 }
-
+_NO_PROBABILITIES = ImageProblem("bad_upstream_response", "The model's answer for this picture is not usable.")
 
 EXCHANGE_S = 5.0
 """Seconds for which a model that was ready may be away: Triton 2.51 takes one or two to exchange a version."""
@@ -84,9 +87,11 @@ class Inference:
         done = [x for x in outcomes if x is not None]
         if len(done) != len(files):
             raise BadUpstreamResponse("An image was left without an answer.")
-        for outcome in done:
-            code = outcome.code if isinstance(outcome, ImageProblem) else "ok"
+        codes = [outcome.code if isinstance(outcome, ImageProblem) else "ok" for outcome in done]
+        for code in codes:
             metrics.IMAGES.labels(model.name, code).inc()
+        if _NO_PROBABILITIES.code in codes and "ok" not in codes:
+            raise BadUpstreamResponse("The model's answer is not usable.", private=NOT_NUMBERS)
         return Classified(answered.version, done)
 
     async def _ask_all(self, batches: list[Batch], model: Model, deadline: Deadline) -> list[_Answered]:
@@ -112,9 +117,17 @@ class Inference:
         if len(statuses) != len(batch.indices):
             raise BadUpstreamResponse("The model's answer does not have the expected shape.", private=str(statuses))
         model = await self._discovery.of_version(model, answer.model_version)
-        check_probabilities(probabilities, len(batch.indices), len(model.labels))
-        self._discovery.proved(model)
-        rows = [_problem(s) if s else p for s, p in zip(statuses, probabilities, strict=True)]
+        usable = usable_rows(probabilities, len(batch.indices), len(model.labels)).tolist()
+        rows: list[Row] = [
+            _problem(status) if status else row if fine else _NO_PROBABILITIES
+            for status, row, fine in zip(statuses, probabilities, usable, strict=True)
+        ]
+        broken = sum(row is _NO_PROBABILITIES for row in rows)
+        if broken:
+            extra = {"model": model.name, "images": broken, "reason": NOT_NUMBERS}
+            log.warning("A model answered with values that are no probabilities", extra=extra)
+        else:
+            self._discovery.proved(model)
         return _Answered(rows, model)
 
     async def _infer(self, model: Model, inputs: list[Tensor], deadline: Deadline) -> Answer:

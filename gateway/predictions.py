@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from gateway.errors import BadUpstreamResponse
 
+NOT_NUMBERS = "NaN, infinity, or less than zero"
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -20,15 +22,25 @@ class Prediction:
     probability: float
 
 
-def check_probabilities(array: NDArray[np.float32], rows: int, classes: int) -> NDArray[np.float32]:
-    """`array` as FP32 `[rows, classes]`, all finite; anything else is `BadUpstreamResponse`."""
+def usable_rows(array: NDArray[np.float32], rows: int, classes: int) -> NDArray[np.bool_]:
+    """Which rows of `array` FP32 `[rows, classes]` hold probabilities; another shape is `BadUpstreamResponse`.
+
+    NaN, infinities and values below zero are none. Sums are not looked at: an engine in FP16 or BF16 rounds them, by
+    how much depends on the number of classes, and a model with a sigmoid for each class has no such sum.
+    """
     if array.shape != (rows, classes):
         raise BadUpstreamResponse(
             "The model's answer does not have the expected shape.",
             private=f"CLASSIFICATION {list(array.shape)}, expected {[rows, classes]}",
         )
-    if not np.isfinite(array).all():
-        raise BadUpstreamResponse("The model answered with values that are not numbers.", private="NaN or infinity")
+    usable: NDArray[np.bool_] = ((array >= 0) & (array < np.inf)).all(axis=1)
+    return usable
+
+
+def check_probabilities(array: NDArray[np.float32], rows: int, classes: int) -> NDArray[np.float32]:
+    """`array` if all its rows are usable; anything else is `BadUpstreamResponse`."""
+    if not usable_rows(array, rows, classes).all():
+        raise BadUpstreamResponse("The model answered with values that are no probabilities.", private=NOT_NUMBERS)
     return array
 
 

@@ -12,7 +12,7 @@ import binascii
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote_to_bytes
 
 from multipart import (
@@ -22,7 +22,6 @@ from multipart import (
     PushMultipartParser,
     parse_options_header,
 )
-from pydantic import ValidationError
 from starlette.requests import Request
 
 from gateway.errors import (
@@ -38,31 +37,36 @@ from gateway.errors import (
     TooManyImages,
     UnsupportedEncoding,
 )
+from gateway.fetch import Address, Content
 from gateway.settings import Settings
-from gateway.web.schemas import ClassifyRequest
+from gateway.web.documents import read_document, stands_more_than
+from gateway.web.parameters import one_value_each
+from gateway.web.schemas import ClassifyRequest, ImageInput
 
 IMAGE_FIELDS = frozenset({"files", "file", "files[]", "image", "images"})
 TEXT_FIELDS = frozenset({"top_k", "threshold", "model"})
 MAX_TEXT_BYTES = 1024
 MAX_OTHER_PARTS = 64
+MAX_COMMAS_AN_IMAGE = 16  # one or two are usual, and an address may hold some
 DRAIN_BYTES = 1024 * 1024
 DRAIN_S = 1.0
 
 
 @dataclass(frozen=True)
 class File:
-    """One image as sent: its cleaned name, and its bytes or why there are none."""
+    """One image as sent: its cleaned name, and its bytes, where they are, or why there are none."""
 
     filename: str | None
-    content: bytes | ImageProblem
+    content: Content
 
 
 @dataclass(frozen=True)
 class Upload:
-    """All images of a request, in order, and its parameters as text (those of the body beat the query's)."""
+    """All images of a request, in order, and its parameters as text; `hint` is for a caller without a usable one."""
 
     files: list[File]
     parameters: dict[str, str] = field(default_factory=dict)
+    hint: str = ""
 
 
 async def read_upload(request: Request, settings: Settings, grow: Callable[[int], None]) -> Upload:
@@ -76,15 +80,22 @@ async def read_upload(request: Request, settings: Settings, grow: Callable[[int]
     except (RequestError, Overloaded):
         await body.drain()
         raise
-    query = {name: value for name, value in request.query_params.items() if name in TEXT_FIELDS}
-    return Upload(upload.files, {**query, **upload.parameters})
+    query = [(name, value) for name, value in request.query_params.multi_items() if name in TEXT_FIELDS]
+    return replace(upload, parameters=one_value_each([*query, *upload.parameters.items()]))
 
 
 async def _read(request: Request, body: _Body, settings: Settings) -> Upload:
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
+    encodings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
+    if {encoding.strip() for encoding in encodings} - {"", "identity"}:
         raise UnsupportedEncoding("Send the body as it is, without a Content-Encoding.")
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if request.headers.get("transfer-encoding", "chunked").strip().lower() != "chunked":
+        raise UnsupportedEncoding(
+            "Send the body in chunks or with its length, and without any other Transfer-Encoding."
+        )
+    kinds = request.headers.getlist("content-type") or [""]
+    if len(set(kinds)) > 1:
+        raise MalformedRequest("The request has two different Content-Types.")
+    kind, options = parse_options_header(kinds[0])
     if kind == "multipart/form-data":
         return await _read_multipart(body, options.get("boundary", ""), settings)
     if kind == "application/json":
@@ -92,7 +103,14 @@ async def _read(request: Request, body: _Body, settings: Settings) -> Upload:
     content = await body.all()
     if not content:
         raise MissingImage("The body is empty: send an image, a form with images, or JSON.")
-    return Upload([File(None, content)])
+    hint = "" if kind in ("", "application/octet-stream") or kind.startswith("image/") else _TAKEN_FOR_AN_IMAGE
+    return Upload([File(None, content)], hint=hint.format(kind[:64]))
+
+
+_TAKEN_FOR_AN_IMAGE = (
+    " The body was taken for one image, because its Content-Type is {!r}: "
+    "send a form as multipart/form-data, and JSON as application/json."
+)
 
 
 class _Body:
@@ -105,6 +123,7 @@ class _Body:
         self._slowest = settings.body_min_bytes_per_s
         self._grow = grow
         self._left = True
+        self._waits = request.headers.get("expect", "").lower() == "100-continue"
 
     async def chunks(self) -> AsyncIterator[bytes]:
         declared = self._request.headers.get("content-length", "")
@@ -128,16 +147,20 @@ class _Body:
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def drain(self) -> None:
-        """After a refusal: lets a small rest pass, so that the caller gets to read why; else says it is unread."""
+        """After a refusal: lets a small rest pass, so that the caller gets to read why; else says it is unread.
+
+        A caller that waits to be told to send its body is not told.
+        """
         drained, end = 0, time.monotonic() + DRAIN_S
         try:
-            while self._left and drained < DRAIN_BYTES:
+            while self._left and not self._waits and drained < DRAIN_BYTES:
                 drained += len(await self._next(max(0.0, end - time.monotonic())))
         except (BodyTimeout, ClientLeft):
             pass
         self._request.scope["state"]["body_unread"] = self._left
 
     async def _next(self, patience_s: float) -> bytes:
+        self._waits = False
         try:
             message = await asyncio.wait_for(self._request.receive(), patience_s)
         except asyncio.TimeoutError as silence:
@@ -157,11 +180,9 @@ async def _read_multipart(body: _Body, boundary: str, settings: Settings) -> Upl
         raise MalformedRequest("The Content-Type of the form has no boundary.")
     form = _Form(settings)
     try:
-        parser = PushMultipartParser(
-            boundary, header_charset="latin-1", max_segment_count=settings.max_images + MAX_OTHER_PARTS
-        )
+        parser = _Parser(boundary, header_charset="latin-1", max_segment_count=settings.max_images + MAX_OTHER_PARTS)
         with parser:  # leaving it checks that the last boundary was seen
-            async for chunk in body.chunks():
+            async for chunk in _from_boundary(body.chunks(), parser.boundary):
                 for event in parser.parse(chunk):
                     form.take(event)
     except ParserLimitReached as error:
@@ -171,13 +192,41 @@ async def _read_multipart(body: _Body, boundary: str, settings: Settings) -> Upl
     return form.upload()
 
 
+# The parser judges what stands before the first boundary, and bare line feeds in headers, by what has arrived
+# so far. A form must not mean one thing or another by where the network cuts it: both are refused.
+
+
+async def _from_boundary(chunks: AsyncIterator[bytes], boundary: bytes) -> AsyncIterator[bytes]:
+    """The same bytes, the first piece long enough to show that the form begins with its boundary."""
+    head: bytes | None = b""
+    async for chunk in chunks:
+        if head is None:
+            yield chunk
+            continue
+        head += chunk
+        if len(head) >= len(boundary) + 6:  # CRLF, two dashes, the boundary, CRLF or two dashes
+            if not head.removeprefix(b"\r\n").startswith(b"--" + boundary):
+                raise MalformedRequest("The form does not begin with its boundary.")
+            yield head
+            head = None
+    if head:
+        yield head
+
+
+class _Parser(PushMultipartParser):  # type: ignore[misc]  # the library has no types
+    def _on_segment_headerline(self, line: bytes) -> None:
+        if b"\n" in line:
+            raise MultipartError("A line feed in a header.")
+        super()._on_segment_headerline(line)
+
+
 class _Form:
     """Collects the parser's events: a part's headers, its bytes, its end (None)."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._files: list[File] = []
-        self._parameters: dict[str, str] = {}
+        self._parameters: list[tuple[str, str]] = []
         self._strangers: list[str] = []
         self._part: MultipartSegment | None = None
         self._pieces: list[bytes] = []
@@ -215,7 +264,7 @@ class _Form:
         elif name in TEXT_FIELDS:
             if self._size > MAX_TEXT_BYTES:
                 raise InvalidParameter(f"The field {name} is too long.")
-            self._parameters[name] = b"".join(self._pieces).decode("utf-8", "replace").strip()
+            self._parameters.append((name, b"".join(self._pieces).decode("utf-8", "replace").strip()))
         elif self._part.filename:
             self._strangers.append(name)
         self._part = None
@@ -232,7 +281,7 @@ class _Form:
             raise InvalidParameter(
                 f"A file part is named {self._strangers[0][:64]!r}: name image parts one of {names}."
             )
-        return Upload(self._files, self._parameters)
+        return Upload(self._files, one_value_each(self._parameters))
 
 
 _EXTENDED = re.compile(r"filename\*\s*=\s*(?:utf-8|iso-8859-1)'[^']*'([^;\s]+)", re.IGNORECASE)
@@ -249,24 +298,25 @@ def _filename(part: MultipartSegment) -> str | None:
 
 
 def _read_json(content: bytes, settings: Settings) -> Upload:
-    try:
-        wanted = ClassifyRequest.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise MalformedRequest("The body is not JSON.") from error
-        where = ".".join(str(step) for step in first["loc"]) or "the document"
-        raise InvalidParameter(f"{where[:128]}: {first['msg']}") from error
+    # Every element of a document costs far more than its bytes, in memory and in the time that nobody else is served.
+    if stands_more_than(MAX_COMMAS_AN_IMAGE * (settings.max_images + 1), b",", content):
+        raise TooManyImages(
+            f"One request may hold {settings.max_images} images; this document has more parts than that."
+        )
+    wanted = read_document(content, ClassifyRequest)
     if not wanted.images:
         raise MissingImage("The list `images` is empty.")
     if len(wanted.images) > settings.max_images:
         raise TooManyImages(f"One request may hold {settings.max_images} images.")
-    files = [File(None, _URL_OFF if image.data is None else decode_base64(image.data)) for image in wanted.images]
+    files = [File(None, _content(image)) for image in wanted.images]
     given = {"top_k": wanted.top_k, "threshold": wanted.threshold, "model": wanted.model}
     return Upload(files, {name: str(value) for name, value in given.items() if value is not None})
 
 
-_URL_OFF = ImageProblem("url_forbidden", "This gateway does not fetch images from addresses.")
+def _content(image: ImageInput) -> Content:
+    return Address(image.url) if image.url is not None else decode_base64(image.data or "")
+
+
 _NOT_BASE64 = ImageProblem("invalid_base64", "The data is not base64.")
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 

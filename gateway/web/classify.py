@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
@@ -12,55 +11,33 @@ from gateway.errors import ImageProblem, NoUsableImage
 from gateway.inference import Outcome
 from gateway.observe.logging import request_id
 from gateway.observe.stages import Stage, Timeline
-from gateway.web import parameters, schemas
-from gateway.web.body import IMAGE_FIELDS, File, read_upload
+from gateway.web import openapi, parameters, schemas
+from gateway.web.body import File, read_upload
 from gateway.web.gate import Gate, GateDep
 
 router = APIRouter(tags=["classify"])
-
-_FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
-_FORM = {
-    "type": "object",
-    "properties": {
-        "files": {
-            **_FILES,
-            "description": f"one part for each image; also {', '.join(sorted(IMAGE_FIELDS))}",
-        },
-        "top_k": {"type": "integer", "minimum": 1, "default": 5},
-        "threshold": {"type": "number", "minimum": 0, "maximum": 1, "default": 0},
-        "model": {"type": "string"},
-    },
-    "required": ["files"],
-}
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {"schema": _FORM},
-            "application/json": {"schema": schemas.ClassifyRequest.model_json_schema()},
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        },
-    },
-    "parameters": [
-        {"name": "top_k", "in": "query", "schema": {"type": "integer", "minimum": 1, "default": 5}},
-        {
-            "name": "threshold",
-            "in": "query",
-            "schema": {"type": "number", "minimum": 0, "maximum": 1, "default": 0},
-        },
-        {"name": "model", "in": "query", "schema": {"type": "string"}},
-        {"name": "X-Request-Timeout", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}},
-        {"name": "X-Request-ID", "in": "header", "schema": {"type": "string"}},
-    ],
-}
 
 
 @router.post(
     "/v1/classify",
     response_model=schemas.ClassifyResponse,
-    responses=dict.fromkeys((400, 404, 408, 413, 415, 422, 500, 502, 503, 504), schemas.PROBLEM),
-    openapi_extra=_BODY,
+    responses=openapi.responses(
+        openapi.JSON,
+        openapi.CLASSIFIED,
+        "model_not_found",
+        "body_too_large",
+        "too_many_images",
+        "unsupported_encoding",
+        "invalid_parameter",
+        "missing_image",
+        "no_usable_image",
+        "bad_upstream_response",
+        "overloaded",
+        "upstream_unavailable",
+        "model_not_ready",
+        "deadline_exceeded",
+    ),
+    openapi_extra=openapi.CLASSIFY_REQUEST,
     summary="Classify images",
 )
 async def classify(request: Request, gate: GateDep) -> Response:
@@ -76,13 +53,13 @@ async def _classify(request: Request, gate: Gate, grow: Callable[[int], None]) -
     deadline = parameters.deadline(request, gate.settings)
     model = await gate.discovery.get(upload.parameters.get("model"))
     question = parameters.question(upload.parameters, model)
-    files = [file.content for file in upload.files]
+    files = await gate.fetch([file.content for file in upload.files], deadline, grow)
     answer = await gate.inference.classify(files, model, question, deadline)
     timeline: Timeline = request.scope["state"]["timeline"]
     with Stage("encode"):
         results = [_result(i, file, x) for i, (file, x) in enumerate(zip(upload.files, answer.outcomes, strict=True))]
         if all(isinstance(outcome, ImageProblem) for outcome in answer.outcomes):
-            raise NoUsableImage("None of the images could be classified; results says why.", results)
+            raise NoUsableImage(f"None of the images could be classified; results says why.{upload.hint}", results)
         body = {
             "request_id": request_id.get(),
             "model": {"name": model.name, "version": answer.version},

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 from gateway.observe import metrics
-from gateway.web import schemas
+from gateway.web import openapi, schemas
 from gateway.web.gate import GateDep
 from gateway.web.problems import problem_of
 
 router = APIRouter(tags=["operations"])
 
 
-@router.get("/livez", summary="Is this process alive")
+@router.get("/livez", summary="Is this process alive", responses=openapi.responses(openapi.JSON, {"status": "ok"}))
 async def livez() -> schemas.Health:
     """Asks nobody: a Triton that is down is no reason to restart the gateway."""
     return schemas.Health(status="ok")
 
 
-@router.get("/readyz", summary="Can it classify", response_model=schemas.Health, responses={503: schemas.PROBLEM})
+@router.get(
+    "/readyz",
+    summary="Can it classify",
+    response_model=schemas.Health,
+    responses=openapi.responses(openapi.JSON, {"status": "ready"}, "upstream_unavailable", "model_not_ready"),
+)
 async def readyz(gate: GateDep) -> Response:
     """200 when a real, tiny inference through Triton succeeded within the last second."""
     readiness = await gate.discovery.check()
@@ -29,7 +35,12 @@ async def readyz(gate: GateDep) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-@router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses=openapi.responses(CONTENT_TYPE_LATEST, 'tidegate_triton_ready{endpoint="localhost:8001"} 1.0'),
+)
 async def scrape() -> Response:
     """Text for Prometheus, for all workers together."""
     text, media_type = await run_in_threadpool(metrics.render)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from gateway.triton.discovery import Model
-from gateway.web import schemas
+from gateway.web import openapi, schemas
 from gateway.web.gate import GateDep
 
 router = APIRouter(tags=["models"])
 
 
-@router.get("/v1/models", responses={503: schemas.PROBLEM}, summary="List the models")
+@router.get(
+    "/v1/models",
+    responses=openapi.responses(openapi.JSON, openapi.MODEL_LIST, "upstream_unavailable", "model_not_ready"),
+    summary="List the models",
+)
 async def list_models(gate: GateDep) -> schemas.ModelList:
     """Every model that can be named in a request, and the names of those that cannot be served now."""
     readiness = await gate.discovery.check()
@@ -24,7 +28,14 @@ async def list_models(gate: GateDep) -> schemas.ModelList:
 
 @router.get(
     "/v1/models/{name}",
-    responses={404: schemas.PROBLEM, 503: schemas.PROBLEM},
+    responses=openapi.responses(
+        openapi.JSON,
+        openapi.MODEL_DETAIL,
+        "model_not_found",
+        "not_found",  # a name with a slash is another path
+        "upstream_unavailable",
+        "model_not_ready",
+    ),
     summary="One model, its certificate and its labels",
 )
 async def get_model(name: str, gate: GateDep) -> schemas.ModelDetail:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from starlette.requests import Request
 
@@ -15,6 +15,16 @@ from gateway.triton.discovery import Model
 
 _WHOLE = re.compile(r"\+?[0-9]{1,9}")
 _DECIMAL = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+
+
+def one_value_each(given: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """One value for each name; the same one again is fine, another one is refused, for it would be lost."""
+    values: dict[str, str] = {}
+    for name, value in given:
+        before = values.setdefault(name, value)
+        if before != value and (name == "model" or not 0 <= _number(before) == _number(value)):
+            raise InvalidParameter(f"{name} is given more than once, with different values.")
+    return values
 
 
 def question(parameters: Mapping[str, str], model: Model) -> Question:
@@ -43,10 +53,11 @@ def _number(text: str) -> float:
 
 def deadline(request: Request, settings: Settings) -> Deadline:
     """From now: what X-Request-Timeout asks for, at most the operator's own limit."""
-    text = request.headers.get("x-request-timeout")
-    if text is None:
+    name = "X-Request-Timeout"
+    given = one_value_each((name, text.strip()) for text in request.headers.getlist(name))
+    if not given:
         return Deadline.after(settings.request_timeout_s)
-    seconds = _number(text)
+    seconds = _number(given[name])
     if not 0 < seconds < float("inf"):
         raise InvalidParameter("X-Request-Timeout must be a positive number of seconds.")
     return Deadline.after(min(seconds, settings.request_timeout_s))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from http import HTTPStatus
 
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import ClientLeft, NoUsableImage, Overloaded, TidegateError, UpstreamError
+from gateway.errors import ClientLeft, NoUsableImage, Overloaded, TidegateError, UpstreamError, descendants
 from gateway.observe.logging import request_id
 
 log = logging.getLogger(__name__)
@@ -35,25 +34,32 @@ STATUS: dict[str, int] = {
     "model_not_ready": 503,
     "deadline_exceeded": 504,
 }
+TITLES = {
+    "not_found": "Not found",
+    "method_not_allowed": "Method not allowed",
+    **{error.code: error.title for error in descendants(TidegateError)},
+}
 UPSTREAM_RETRY_AFTER_S = 1
 MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it keeps the count of answers honest
 
 
-def problem(
-    code: str, title: str, detail: str, *, headers: dict[str, str] | None = None, **members: object
-) -> Response:
-    """A problem document of a known `code`; `members` are extra fields."""
-    body = {
+def document(code: str, detail: str, own_id: str, **members: object) -> dict[str, object]:
+    """The problem document of a known `code`; `members` are extra fields."""
+    return {
         "type": f"urn:tidegate:problem:{code}",
-        "title": title,
+        "title": TITLES[code],
         "status": STATUS[code],
         "code": code,
         "detail": detail,
-        "request_id": request_id.get(),
+        "request_id": own_id,
         **members,
     }
-    return Response(to_json(body), STATUS[code], headers, MEDIA_TYPE)
+
+
+def problem(code: str, detail: str, *, headers: dict[str, str] | None = None, **members: object) -> Response:
+    """The answer with that document, to the request that is being served."""
+    return Response(to_json(document(code, detail, request_id.get(), **members)), STATUS[code], headers, MEDIA_TYPE)
 
 
 async def on_tidegate_error(request: Request, error: Exception) -> Response:
@@ -77,27 +83,26 @@ def problem_of(error: TidegateError) -> Response:
     elif isinstance(error, UpstreamError) and STATUS[error.code] == 503:
         headers["Retry-After"] = str(UPSTREAM_RETRY_AFTER_S)
     if isinstance(error, NoUsableImage):
-        return problem(error.code, error.title, error.detail, headers=headers, results=error.results)
-    return problem(error.code, error.title, error.detail, headers=headers)
+        return problem(error.code, error.detail, headers=headers, results=error.results)
+    return problem(error.code, error.detail, headers=headers)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """The framework's own refusals: no such route, no such method."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
+    if "expect" in request.headers:
+        headers["Connection"] = "close"  # its body may never come, and is not to be told from the next request
     if error.status_code == 405:
-        return problem(
-            "method_not_allowed",
-            "Method not allowed",
-            "This path does not take this method.",
-            headers=headers,
-        )
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"  # the middleware takes HEAD wherever GET is taken
+        return problem("method_not_allowed", "This path does not take this method.", headers=headers)
     if error.status_code == 404:
-        return problem("not_found", "Not found", "There is nothing at this path.", headers=headers)
+        return problem("not_found", "There is nothing at this path.", headers=headers)
     code = "malformed_request" if error.status_code < 500 else "internal_error"
-    return problem(code, HTTPStatus(STATUS[code]).phrase, "The request could not be processed.", headers=headers)
+    return problem(code, "The request could not be processed.", headers=headers)
 
 
 def internal_error() -> Response:
     """For a fault of ours; the log has the traceback under the same request id."""
-    return problem("internal_error", "Internal error", "Something went wrong here; the request id finds it in the log.")
+    return problem("internal_error", "Something went wrong here; the request id finds it in the log.")

@@ -7,6 +7,7 @@ extensions and trailers too) and the time that it may take.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from http import HTTPStatus
 
@@ -19,6 +20,11 @@ from gateway.web.problems import problem
 
 MAX_HEAD_BYTES = 64 * 1024
 NOT_HTTP = "This is not an HTTP/1.1 request."
+METHODS = "GET, HEAD, POST"  # of all routes together: a method that the parser does not know reaches none of them
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_REQUEST_LINE = re.compile(_TOKEN + rb" +[!-~]+ HTTP/1\.[01]\r")
+_BEGINS_LIKE_ONE = re.compile(_TOKEN + rb"( |$)")
 
 
 class Protocol(HttpToolsProtocol):
@@ -27,6 +33,7 @@ class Protocol(HttpToolsProtocol):
     _outside_bodies = 0  # bytes since the last that belonged to a body, or ended a head or a request
     _upgrading = False
     _head_timer: asyncio.TimerHandle | None = None
+    _line: bytearray | None = None  # what came of a request line that is not whole yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -51,18 +58,29 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._go_on_without_upgrade(data[upgrade.args[0] :])
             return
-        except httptools.HttpParserError:
+        except httptools.HttpParserInvalidURLError:
             self.send_400_response(NOT_HTTP)
             return
+        except httptools.HttpParserError:
+            self._refuse_line(data)
+            return
+        if self._line is not None:
+            self._line += data
         if self._outside_bodies > MAX_HEAD_BYTES:
             self.send_400_response(f"The request's line and headers are over {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._line = bytearray()
         if self._head_timer is None:
             self._start_head_timer()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._line = None
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        self._line = None
         self._outside_bodies = 0
         self._upgrading = self.parser.should_upgrade()
         if not self._upgrading:
@@ -79,16 +97,29 @@ class Protocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
-            self.cycle.keep_alive = False  # the request before this one was whole: it gets its answer first
+        self._refuse("malformed_request", msg)
+
+    def _refuse_line(self, data: bytes) -> None:
+        """What the parser stopped at is HTTP with a method that it does not know, or no HTTP, or not whole yet."""
+        if self._line is None:  # the error is not in the request line
+            self.send_400_response(NOT_HTTP)
             return
-        self._refuse("malformed_request", "The request cannot be read", msg)
+        self._line += data  # the parser takes no more; all that comes next comes here
+        line, end, _ = bytes(self._line).lstrip(b"\r\n").partition(b"\n")
+        if _REQUEST_LINE.fullmatch(line) and not _parses(line):
+            self._refuse_method()
+        elif end or not _BEGINS_LIKE_ONE.match(line) or len(line) > MAX_HEAD_BYTES:
+            self.send_400_response(NOT_HTTP)
+
+    def _refuse_method(self) -> None:
+        detail = f"This server takes the methods {METHODS}."
+        self._refuse("method_not_allowed", detail, {"Allow": METHODS})
 
     def _go_on_without_upgrade(self, rest: bytes) -> None:
         """A wish to speak HTTP/2 or WebSocket is ignored, as a server may: the same request, without it."""
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self.send_400_response(NOT_HTTP)
+            self._refuse_method()
             return
         wishes = (b"upgrade", b"connection", b"http2-settings")
         headers = [b"%s: %s\r\n" % header for header in self.headers if header[0] not in wishes]
@@ -111,16 +142,31 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()  # connected, and said nothing
         else:
             detail = f"The request's headers did not arrive within {self.app_state['head_timeout_s']:g} seconds."
-            self._refuse("body_timeout", "The request did not arrive in time", detail)
+            self._refuse("body_timeout", detail)
 
-    def _refuse(self, code: str, title: str, detail: str) -> None:
+    def _refuse(self, code: str, detail: str, more: dict[str, str] | None = None) -> None:
         """Answers on the socket itself, because there is no request that the application could answer."""
+        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+            self.cycle.keep_alive = False  # the request before this one was whole: it gets its answer first
+            return
         own_id = uuid.uuid4().hex
         request_id.set(own_id)
-        answer: Response = problem(code, title, detail, headers={"Connection": "close", "X-Request-ID": own_id})
+        headers = {"Connection": "close", "X-Request-ID": own_id, "Server-Timing": "total;dur=0.00", **(more or {})}
+        answer: Response = problem(code, detail, headers=headers)
         phrase = HTTPStatus(answer.status_code).phrase
         head = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)
         self.transport.write(
             f"HTTP/1.1 {answer.status_code} {phrase}\r\n".encode() + head + b"\r\n" + bytes(answer.body)
         )
         self.transport.close()
+
+
+def _parses(line: bytes) -> bool:
+    """Whether the parser takes a request of this line alone: if so, an error lies behind it."""
+    try:
+        httptools.HttpRequestParser(object()).feed_data(line + b"\n\r\n")
+    except httptools.HttpParserUpgrade:
+        return True
+    except httptools.HttpParserError:
+        return False
+    return True

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+
+from gateway.web.problems import STATUS
 
 
 class ImageInput(BaseModel):
     """One image: its bytes in base64 (also a `data:` URI), or an address where the operator allows it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["data"], "properties": {"data": {"type": "string"}, "url": {"type": "null"}}},
+                {"required": ["url"], "properties": {"url": {"type": "string"}, "data": {"type": "null"}}},
+            ]
+        },
+    )
     data: str | None = Field(None, description="base64, standard or URL-safe, or a data: URI")
     url: str | None = Field(None, description="taken only where the operator turned it on")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ImageInput:
         if (self.data is None) == (self.url is None):
-            raise ValueError("give either data or url")
+            raise ValueError("must have either data or url")
         return self
 
 
 class ClassifyRequest(BaseModel):
     """The JSON form of a request to classify."""
 
-    model_config = ConfigDict(extra="forbid")
-    images: list[ImageInput] = Field(default_factory=list)
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"required": ["images"]})
+    # An empty list and none at all are `missing_image`, which is not for a validator to say.
+    images: Annotated[list[ImageInput], FailFast()] = Field(default_factory=list, json_schema_extra={"minItems": 1})
     top_k: Annotated[int, Field(strict=True, ge=1)] | None = Field(None, description="1 to the number of classes; 5")
     threshold: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(None, description="0 to 1; 0")
     model: str | None = None
@@ -35,8 +46,8 @@ class PredictionOut(BaseModel):
     """One class of one image."""
 
     label: str
-    class_id: int
-    probability: float = Field(ge=0, le=1)
+    class_id: int = Field(ge=0)
+    probability: float = Field(ge=0, description="0 to 1, as the model gave it; those of all classes sum to 1")
 
 
 class ErrorOut(BaseModel):
@@ -51,18 +62,32 @@ class ErrorOut(BaseModel):
         "invalid_base64",
         "url_forbidden",
         "url_fetch_failed",
+        "bad_upstream_response",
     ]
     message: str
 
 
-class ResultOut(BaseModel):
-    """One image's outcome: `predictions` when ok, else `error`."""
+class ClassifiedOut(BaseModel):
+    """An image that was classified."""
 
-    index: int
-    filename: str | None = None
-    status: Literal["ok", "error"]
-    predictions: list[PredictionOut] | None = None
-    error: ErrorOut | None = None
+    model_config = ConfigDict(extra="forbid")
+    index: int = Field(ge=0, description="its place in the request, from 0")
+    filename: str | None = Field(description="as the form named it, without folders; null elsewhere")
+    status: Literal["ok"]
+    predictions: list[PredictionOut] = Field(description="largest probability first")
+
+
+class FailedOut(BaseModel):
+    """An image that could not be classified."""
+
+    model_config = ConfigDict(extra="forbid")
+    index: int = Field(ge=0, description="its place in the request, from 0")
+    filename: str | None = Field(description="as the form named it, without folders; null elsewhere")
+    status: Literal["error"]
+    error: ErrorOut
+
+
+ResultOut = Annotated[ClassifiedOut | FailedOut, Field(discriminator="status")]
 
 
 class ModelRef(BaseModel):
@@ -73,9 +98,10 @@ class ModelRef(BaseModel):
 
 
 class TimingsOut(BaseModel):
-    """Milliseconds: reading the body, waiting for a permit, Triton, and all together."""
+    """Milliseconds: reading the body, fetching images by address, waiting for a permit, Triton, and all together."""
 
     read: float
+    fetch: float | None = Field(None, description="where images were given by address")
     wait: float
     infer: float
     total: float
@@ -135,14 +161,19 @@ class Health(BaseModel):
 class Problem(BaseModel):
     """A problem document (RFC 9457)."""
 
-    type: str
-    title: str
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"code": {"const": "no_usable_image"}}},
+            "then": {"required": ["results"]},
+            "else": {"properties": {"results": False}},
+        }
+    )
+    type: str = Field(description="urn:tidegate:problem: and the code")
+    title: str = Field(description="of the code; the same every time")
     status: int
-    code: str
-    detail: str
+    code: str = Field(json_schema_extra={"enum": list(STATUS)})
+    detail: str = Field(description="what happened this time, for a person")
     request_id: str
-    results: list[ResultOut] | None = Field(None, description="with no_usable_image: the reason of each image")
-
-
-PROBLEM: dict[str, Any] = {"model": Problem, "content": {"application/problem+json": {}}}
-"""How a problem document is declared on the OpenAPI page."""
+    results: list[FailedOut] = Field(
+        default_factory=list, description="only with no_usable_image: the reason of each image, in the order sent"
+    )

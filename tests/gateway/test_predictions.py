@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gateway.errors import BadUpstreamResponse
-from gateway.predictions import Prediction, check_probabilities, top_k
+from gateway.predictions import Prediction, check_probabilities, top_k, usable_rows
 
 LABELS = [f"class {i}" for i in range(6)]
 ROW = np.array([0.05, 0.4, 0.1, 0.3, 0.05, 0.1], dtype=np.float32)
@@ -33,13 +33,14 @@ def test_threshold() -> None:
     assert top_k(ROW, LABELS, 6, 0.9) == []
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_no_numbers_are_refused(bad: float) -> None:
-    """A model that answers NaN gets no label."""
-    array = np.full((2, 3), 0.5, dtype=np.float32)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -0.01])
+def test_values_that_are_no_probabilities_are_refused(bad: float) -> None:
+    """A row with NaN in it is not usable, and the others are; a probe takes none of them."""
+    array = np.full((3, 3), 0.5, dtype=np.float32)
     array[1, 2] = bad
+    assert usable_rows(array, 3, 3).tolist() == [True, False, True]
     with pytest.raises(BadUpstreamResponse):
-        check_probabilities(array, 2, 3)
+        check_probabilities(array, 3, 3)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (3, 3), (6,), (2, 3, 1)])

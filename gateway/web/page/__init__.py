@@ -7,7 +7,9 @@ from pathlib import Path
 from fastapi import APIRouter
 from starlette.responses import Response
 
-router = APIRouter(include_in_schema=False)
+from gateway.web import openapi
+
+router = APIRouter(tags=["page"], default_response_class=Response)
 
 _FOLDER = Path(__file__).parent
 _TYPES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -25,21 +27,26 @@ def _file(name: str) -> Response:
     return Response(_FILES[name], media_type=_TYPES[name], headers=_HEADERS)
 
 
-@router.get("/")
+@router.get(
+    "/",
+    summary="Try it in a browser",
+    responses=openapi.responses("text/html", "<!doctype html>…", headers=_HEADERS),
+)
 async def index() -> Response:
+    """The page; its style, script and icon come from here too."""
     return _file("index.html")
 
 
-@router.get("/page.css")
+@router.get("/page.css", include_in_schema=False)
 async def css() -> Response:
     return _file("page.css")
 
 
-@router.get("/page.js")
+@router.get("/page.js", include_in_schema=False)
 async def js() -> Response:
     return _file("page.js")
 
 
-@router.get("/icon.svg")
+@router.get("/icon.svg", include_in_schema=False)
 async def icon() -> Response:
     return _file("icon.svg")

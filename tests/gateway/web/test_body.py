@@ -146,6 +146,28 @@ def test_any_chunking_gives_the_same_files(client: httpx.Client, chunk: int) -> 
         assert probabilities == dict(enumerate(FakeTriton().probabilities(file).tolist()))
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a preamble\r\n" + part(PICTURE) + b"--xBx--\r\n",
+        b"x" + part(PICTURE) + b"--xBx--\r\n",
+        part(PICTURE, head=b"X-Odd: one\ntwo\r\n") + b"--xBx--\r\n",
+        part(PICTURE, head=b"\nX-Odd: one\r\n") + b"--xBx--\r\n",
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 10, 1_000_000])
+def test_what_is_judged_by_its_chunks_is_refused(client: httpx.Client, content: bytes, chunk: int) -> None:
+    """Bytes before the first boundary, and bare line feeds in a header: malformed however the network cuts them."""
+    chunks = (content[i : i + chunk] for i in range(0, len(content), chunk))
+    answer = client.post("/v1/classify", content=chunks, headers={"content-type": FORM})
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed_request")
+
+
+def test_a_line_break_before_the_first_boundary_is_nothing(client: httpx.Client) -> None:
+    """Some clients send one."""
+    assert outcomes(form(client, b"\r\n", part(PICTURE))) == ["ok"]
+
+
 @pytest.fixture
 def small() -> Iterator[httpx.Client]:
     """A gateway with small caps."""
@@ -186,6 +208,68 @@ def test_content_encodings_are_refused(client: httpx.Client, encoding: str) -> N
     """A compressed body is refused before it is read as something else."""
     answer = client.post("/v1/classify", content=PICTURE, headers={"content-encoding": encoding})
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_encoding")
+
+
+@pytest.mark.parametrize(
+    ("kind", "boundary"),
+    [
+        ("multipart/form-data; boundary={}", "q"),
+        ("multipart/form-data; boundary={}", "q" * 70),
+        ("multipart/form-data; boundary={}", "q" * 71),
+        ("multipart/form-data; boundary={}", "q" * 300),
+        ('MULTIPART/Form-Data;Boundary="{}"', "x y"),
+        ('multipart/form-data; charset=utf-8; boundary="{}"', "q"),
+        ("multipart/form-data; boundary={}; charset=utf-8", "q"),
+    ],
+)
+def test_ways_to_announce_a_form(client: httpx.Client, kind: str, boundary: str) -> None:
+    """Case, quotes, more parameters and long boundaries do not matter."""
+    body = part(PICTURE).replace(b"--xBx", b"--" + boundary.encode()) + b"--" + boundary.encode() + b"--\r\n"
+    assert outcomes(form(client, body, end=b"", kind=kind.format(boundary))) == ["ok"]
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/json;"])
+def test_ways_to_announce_json(client: httpx.Client, kind: str) -> None:
+    """Case and parameters do not matter."""
+    content = b'{"images": [{"data": "' + base64.b64encode(PICTURE) + b'"}]}'
+    answer = client.post("/v1/classify", content=content, headers={"content-type": kind})
+    assert outcomes(answer) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["application/x-www-form-urlencoded", "multipart/mixed; boundary=xBx", "text/json", "application/problem+json"],
+)
+def test_a_body_that_was_taken_for_an_image(client: httpx.Client, kind: str) -> None:
+    """A picture of any declared type is a picture; for anything else the caller hears how to declare it."""
+    assert outcomes(client.post("/v1/classify", content=PICTURE, headers={"content-type": kind})) == ["ok"]
+    answer = client.post("/v1/classify", content=b"files=cat.jpg", headers={"content-type": kind})
+    assert answer.json()["code"] == "no_usable_image"
+    assert f"its Content-Type is {kind.partition(';')[0]!r}: send a form as" in answer.json()["detail"]
+    assert "Content-Type" not in client.post("/v1/classify", content=b"x").json()["detail"]
+
+
+def test_two_types(client: httpx.Client) -> None:
+    """Which of two different types is meant is not guessed."""
+    for second, status in (("image/png", 200), ("application/json", 400)):
+        headers = [("content-type", "image/png"), ("content-type", second)]
+        assert client.post("/v1/classify", content=PICTURE, headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("encodings", "status"),
+    [
+        (["identity"], 200),
+        ([""], 200),
+        (["Identity, identity"], 200),
+        (["identity, gzip"], 415),
+        (["identity", "gzip"], 415),
+    ],
+)
+def test_encodings_that_change_nothing(client: httpx.Client, encodings: list[str], status: int) -> None:
+    """`identity` is no encoding; what stands beside it is not overlooked."""
+    headers = [("content-encoding", encoding) for encoding in encodings]
+    assert client.post("/v1/classify", content=PICTURE, headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(

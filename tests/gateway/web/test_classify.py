@@ -50,14 +50,42 @@ def test_the_answer_has_its_documented_shape(client: httpx.Client) -> None:
 
 
 def test_parameters_in_query_form_and_json(client: httpx.Client) -> None:
-    """`top_k` and `threshold` work in every form; a form's field beats the query."""
+    """`top_k` and `threshold` work in every form."""
     assert len(classify(client, PICTURE, top_k=3).json()["results"][0]["predictions"]) == 3
-    answer = client.post("/v1/classify?top_k=3", files={"files": PICTURE}, data={"top_k": "2"})
+    answer = client.post("/v1/classify", files={"files": PICTURE}, data={"top_k": "2"})
     assert len(answer.json()["results"][0]["predictions"]) == 2
     document = {"images": [{"data": base64.b64encode(PICTURE).decode()}], "top_k": 10, "threshold": 0.1}
     kept = client.post("/v1/classify", json=document).json()["results"][0]["predictions"]
     assert kept
     assert all(p["probability"] >= 0.1 for p in kept)
+
+
+def ways(name: str, first: object, second: object) -> list[dict[str, Any]]:
+    """A parameter given twice: in the query, in the form, and in the query and a body."""
+    number = {"data": base64.b64encode(PICTURE).decode()}
+    part = (None, str(second))
+    return [
+        {"params": [(name, first), (name, second)], "content": PICTURE},
+        {"files": [("files", PICTURE), (name, (None, str(first))), (name, part)]},
+        {"params": {name: first}, "files": [(name, part), ("files", PICTURE)]},
+        {"params": {name: first}, "json": {"images": [number], name: second}},
+    ]
+
+
+@pytest.mark.parametrize("way", range(4))
+@pytest.mark.parametrize(("name", "first", "second"), [("top_k", 3, 4), ("threshold", 0, 0.5), ("model", "a", "b")])
+def test_two_values_of_one_parameter(client: httpx.Client, name: str, first: object, second: object, way: int) -> None:
+    """Neither wins: the parameter is named."""
+    answer = client.post("/v1/classify", **ways(name, first, second)[way])
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_parameter")
+    assert answer.json()["detail"].startswith(f"{name} is given more than once")
+
+
+@pytest.mark.parametrize("way", range(4))
+@pytest.mark.parametrize(("name", "value"), [("top_k", 3), ("threshold", 0), ("model", "ensemble_model")])
+def test_one_value_given_twice(client: httpx.Client, name: str, value: object, way: int) -> None:
+    """The same value again is fine, also where one is written 0 and the other 0.0."""
+    assert client.post("/v1/classify", **ways(name, value, value)[way]).status_code == 200
 
 
 @pytest.mark.parametrize("k", ["0", "-1", "11", "5.0", "many", "", "1e1", "99999999999999999999"])
@@ -74,11 +102,18 @@ def test_threshold_out_of_range(client: httpx.Client, threshold: str) -> None:
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_parameter")
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "1_0", "0x1"])
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", "1_0", "0x1", "5s", "5, 5", "1e999", ""])
 def test_timeouts_that_are_none(client: httpx.Client, seconds: str) -> None:
     """A time that cannot be meant is refused."""
     answer = client.post("/v1/classify", content=PICTURE, headers={"x-request-timeout": seconds})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_parameter")
+
+
+def test_two_timeouts(client: httpx.Client) -> None:
+    """Two that differ are refused; the same twice, in two spellings, is one."""
+    for second, status in (("6", 422), ("5", 200), ("5.0", 200)):
+        headers = [("x-request-timeout", "5"), ("x-request-timeout", second)]
+        assert client.post("/v1/classify", content=PICTURE, headers=headers).status_code == status
 
 
 def test_deadline_of_the_caller(own_client: httpx.Client, fake: FakeTriton) -> None:
@@ -94,8 +129,7 @@ def test_no_usable_image(client: httpx.Client) -> None:
     answer = classify(client, b"junk", b"")
     problem = Problem.model_validate(answer.json(), strict=True)
     assert (answer.status_code, problem.code) == (422, "no_usable_image")
-    assert problem.results is not None
-    assert [r.error.code for r in problem.results if r.error] == ["unsupported_image", "empty_image"]
+    assert [r.error.code for r in problem.results] == ["unsupported_image", "empty_image"]
 
 
 def test_a_model_that_is_not_there(client: httpx.Client) -> None:
@@ -125,6 +159,32 @@ def test_failures_of_triton(own_client: httpx.Client, fake: FakeTriton, failure:
     assert failure.private is None or failure.private not in answer.text
     fake.failure = None
     assert classify(own_client, PICTURE).status_code == 200
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -0.5])
+def test_a_broken_row_costs_one_item(own_client: httpx.Client, fake: FakeTriton, value: float) -> None:
+    """What is no probability is that image's own error, and counted as such; its neighbours keep their answers."""
+    own_client.get("/readyz")
+    other = encode(noise(8, 8, 1), "JPEG")
+    alone = classify(own_client, other).json()["results"][0]["predictions"]
+    before = metric(own_client, "tidegate_images_total", outcome="bad_upstream_response")
+    fake.spoilt[PICTURE] = value
+    answer = classify(own_client, other, PICTURE, other)
+    first, broken, last = answer.json()["results"]
+    assert first["predictions"] == last["predictions"] == alone
+    assert (broken["status"], broken["error"]["code"]) == ("error", "bad_upstream_response")
+    assert metric(own_client, "tidegate_images_total", outcome="bad_upstream_response") - before == 1
+    ClassifyResponse.model_validate(answer.json(), strict=True)
+
+
+def test_nothing_but_broken_rows_is_an_error_of_the_upstream(own_client: httpx.Client, fake: FakeTriton) -> None:
+    """No image is ok and the model is to blame for one: 502, whatever the others are."""
+    own_client.get("/readyz")
+    fake.spoilt[PICTURE] = float("nan")
+    for files in ([PICTURE], [PICTURE, b"junk"], [b"", PICTURE, PICTURE]):
+        answer = classify(own_client, *files)
+        assert (answer.status_code, answer.json()["code"]) == (502, "bad_upstream_response")
+        assert "results" not in answer.json()
 
 
 def test_images_are_counted_by_outcome(client: httpx.Client) -> None:

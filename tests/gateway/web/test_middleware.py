@@ -76,7 +76,8 @@ def test_unknown_paths_and_methods(client: httpx.Client) -> None:
     answer = client.get("/v1/classify")
     assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"
-    assert client.request("BREW", "/livez").json()["code"] == "malformed_request"
+    answer = client.post("/livez")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
 def test_callers_do_not_make_series(client: httpx.Client) -> None:

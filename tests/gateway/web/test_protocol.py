@@ -150,17 +150,144 @@ def test_garbage_after_a_request_does_not_cost_its_answer(client: httpx.Client) 
     [
         b"GARBAGE\r\n\r\n",
         b"\x16\x03\x01\x02\0\x01",
-        b"BREW /livez HTTP/1.1\r\n\r\n",
-        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"G\xc3\x89T / HTTP/1.1\r\n\r\n",
+        b"BREW / HTTP/2.0\r\n\r\n",
+        b"BREW / HTTP/1.1\n\n",
+        b"BREW HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
     ],
 )
 def test_what_is_not_http_gets_a_problem_document(client: httpx.Client, data: bytes) -> None:
-    """Garbage, TLS, unknown methods: 400 with our words and an id, then the connection closes."""
+    """Garbage, TLS, other protocols: 400 with our words, an id and timings, then the connection closes."""
     head, _, body = exchange(client, data).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     problem = json.loads(body)
     assert problem["code"] == "malformed_request"
     assert b"x-request-id: " + problem["request_id"].encode() in head
+    assert b"server-timing: total;dur=" in head
+
+
+@pytest.mark.parametrize(
+    "method", ["BREW", "get", "Get", "GETS", "PUTT", "SETUP", "M-1.x", "CONNECT", "TRACE", "QUERY"]
+)
+@pytest.mark.parametrize("cut", [0, 1, 2, 8])
+def test_a_method_that_nobody_takes(client: httpx.Client, method: str, cut: int) -> None:
+    """Known to the parser or not, and wherever the network cuts it: 405, and which methods there are."""
+    data = f"{method} /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+    with connect(client) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(data[:cut])
+        time.sleep(0.01 if cut else 0)
+        connection.sendall(data[cut:])
+        head, _, body = everything(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 405 ")
+    assert json.loads(body)["code"] == "method_not_allowed"
+    assert b"\r\nallow: GET, HEAD" in head
+
+
+def test_methods_make_no_series(client: httpx.Client) -> None:
+    """500 methods that are none leave the metrics as long as they were."""
+    client.get("/metrics")
+    before = client.get("/metrics").text.count("\n")
+    for i in range(500):
+        assert client.request(f"M{i}", f"/v1/models/{i}").status_code == 405
+    assert client.get("/metrics").text.count("\n") == before
+
+
+def test_an_unknown_method_behind_another_request(client: httpx.Client) -> None:
+    """The whole request before it is answered; then the connection closes."""
+    answer = exchange(client, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nBREW / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "Content-Length: 3\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 3",
+        "Content-Length: 3\r\nContent-Length: 3",
+        "Content-Length: 3\r\nContent-Length: 4",
+        "Content-Length: 3, 3",
+        "Content-Length: -3",
+        "Content-Length: +3",
+        "Content-Length: 0x3",
+        "Content-Length:",
+        "Content-Length : 3",
+        "Content-Length: 99999999999999999999999",
+        "Transfer-Encoding: xchunked",
+        "Transfer-Encoding: identity",
+        "Transfer-Encoding: chunked, gzip",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        "X: a\r\n b\r\nContent-Length: 3",
+        "X: a\0b\r\nContent-Length: 3",
+        "X\r\nContent-Length: 3",
+        "X: a\nContent-Length: 3",
+    ],
+)
+def test_a_body_whose_end_is_doubtful_is_refused(client: httpx.Client, headers: str) -> None:
+    """Two proxies must never see two requests where we see one: 400, nothing after it is answered, and the end."""
+    smuggled = b"0\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    answer = exchange(client, b"POST /v1/classify HTTP/1.1\r\nHost: x\r\n" + headers.encode() + b"\r\n\r\n" + smuggled)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"x-request-id: ") == 1
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Content-Length: 18446744073709551615", 413),
+        ("Content-Length: 99999999999", 413),
+        ("Transfer-Encoding: gzip, chunked", 415),
+    ],
+)
+def test_bodies_that_are_not_taken(client: httpx.Client, headers: str, status: int) -> None:
+    """A body far over the limit, or packed for the way, is refused by its headers."""
+    head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n{headers}\r\n\r\n"
+    assert exchange(client, head.encode()).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_a_caller_that_waits_is_told_to_go_on(client: httpx.Client) -> None:
+    """curl asks before it sends a megabyte."""
+    with connect(client) as connection:
+        connection.sendall(POST + b"Expect: 100-continue\r\nConnection: close\r\n\r\n")
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(PICTURE)
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("line", "header", "status"),
+    [
+        ("POST /v1/classify", "Content-Encoding: gzip", 415),
+        ("POST /v1/classify", "Content-Type: image/png\r\nContent-Type: text/plain", 400),
+        ("POST /nowhere", "X: y", 404),
+        ("PUT /v1/classify", "X: y", 405),
+    ],
+)
+def test_a_caller_that_waits_is_refused_before_its_body(
+    client: httpx.Client, line: str, header: str, status: int
+) -> None:
+    """It is never told to go on, and the connection closes, for the body may come all the same."""
+    head = f"{line} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 500\r\n{header}\r\n\r\n"
+    answer = exchange(client, head.encode())
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in answer
+
+
+def test_pipelined_requests_are_answered_in_order(client: httpx.Client) -> None:
+    """Three requests in one packet: three answers, each in its turn."""
+    answer = exchange(
+        client,
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+        + POST
+        + b"\r\n"
+        + PICTURE
+        + b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    )
+    assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"404"]
 
 
 def test_head_is_get_without_a_body(client: httpx.Client) -> None:
