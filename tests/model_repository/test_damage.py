@@ -325,6 +325,34 @@ def test_a_tiff_without_its_last_bytes(compression: str, missing: int) -> None:
     assert status_of(whole[:-missing]) == CORRUPT
 
 
+def test_a_bmp_that_uses_more_colours_than_it_has() -> None:
+    """A palette that is said to be longer than its place would be read out of the pixels behind it."""
+    blob = bytearray(encode(scene().quantize(16), "BMP"))
+    (offset,) = struct.unpack_from("<I", blob, 10)
+    assert offset == 14 + 40 + 16 * 4
+    whole = decode(bytes(blob))
+    blob[46:50] = bytes(4)  # "colours used": as many as 8 bits can tell
+    assert (decode(bytes(blob)) == whole).all()
+    blob[offset] = 16
+    assert status_of(bytes(blob)) == CORRUPT
+    assert status_of(bytes(blob) + b"\xff" * 2000) == CORRUPT
+
+
+def test_a_png_with_two_headers() -> None:
+    """Pillow believes the last, whose size nobody has looked at."""
+    blob, other = (encode(flat("red", size=size), "PNG") for size in ((16, 12), (12, 16)))
+    assert status_of(blob[:33] + other[8:33] + blob[33:]) == CORRUPT
+    assert status_of(blob[:33] + blob[8:33] + blob[33:]) == CORRUPT
+
+
+@pytest.mark.parametrize(("kind", "count"), [(3, 2), (4, 7), (8, 1), (9, 1), (2, 1)])
+def test_a_tiff_whose_size_is_no_number(kind: int, count: int) -> None:
+    """Several values, or a signed type: readers differ in what they take them for."""
+    blob = encode(flat("red"), "TIFF")
+    at = blob.index(struct.pack("<HH", 257, 4))
+    assert status_of(blob[:at] + struct.pack("<HHI", 257, kind, count) + blob[at + 8 :]) == CORRUPT
+
+
 def test_16_bits_in_separate_planes() -> None:
     """Pillow mixes up such a TIFF without a word, so it is refused."""
     wide = encode(Image.new("I;16", (8, 8), 40000), "TIFF", tiffinfo={284: 2})

@@ -31,6 +31,8 @@ from .jpeg import read_jpeg
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 # Bytes of a value by its type; TIFF 6.0, section 2.
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
+_TIFF_UNSIGNED = (1, 3, 4)
+_TIFF_SIDES = (TiffImagePlugin.IMAGEWIDTH, TiffImagePlugin.IMAGELENGTH)
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the caller's pool has the cores already
 
 
@@ -50,6 +52,8 @@ def read_container(kind: str, data: bytes, max_pixels: int) -> tuple[Image.Image
     elif isinstance(image, TiffImagePlugin.TiffImageFile):
         _check_tiff(image, data, max_pixels)
     image.load()
+    if kind == "BMP":
+        _check_bmp_palette(image, data)
     if kind == "PNG":
         _check_png_rows(image, data)
     if kind == "TIFF":  # Pillow has turned it on loading
@@ -70,9 +74,13 @@ def _check_png(data: bytes, max_pixels: int) -> None:
     """The CRC of every chunk up to the end chunk."""
     width, height = struct.unpack_from(">II", data, 16)
     check_size(width, height, max_pixels)
+    headers = 0
     for kind, content, crc in _png_chunks(data):
         if zlib.crc32(content, zlib.crc32(kind)) != crc:
             raise ImageError(Status.CORRUPT, "a PNG chunk with a wrong CRC")
+        headers += kind == b"IHDR"
+    if headers != 1:
+        raise ImageError(Status.CORRUPT, f"a PNG with {headers} headers, of which Pillow believes the last")
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview, int]]:
@@ -179,15 +187,28 @@ def _check_bmp(image: BmpImagePlugin.BmpImageFile, data: bytes) -> None:
             raise ImageError(Status.CORRUPT, "a BMP that ends before its last row does")
 
 
+def _check_bmp_palette(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Pillow takes pixels for colours where there is less room for a palette than it announces."""
+    offset, header = struct.unpack_from("<II", data, 10)
+    colours = (offset - 14 - header) // (3 if header == 12 else 4)
+    if image.mode == "P" and int(np.asarray(image).max()) >= colours:
+        raise ImageError(Status.CORRUPT, f"a BMP that uses more colours than the {colours} of its palette")
+
+
 def _check_tiff_directory(data: bytes, max_pixels: int) -> None:
-    """All values of the first directory must be in the file: Pillow goes on without those that are cut off."""
+    """All values of the first directory must be in the file: Pillow goes on without those that are cut off.
+
+    And the size must be two plain numbers, or others would read another size than Pillow.
+    """
     if data[2:4] not in (b"*\0", b"\0*"):
         return  # BigTIFF
     order = "<" if data[:2] == b"II" else ">"
     (at,) = struct.unpack_from(order + "I", data, 4)
     (entries,) = struct.unpack_from(order + "H", data, at)
     for entry in range(at + 2, at + 2 + 12 * entries, 12):
-        _, kind, count, where = struct.unpack_from(order + "HHII", data, entry)
+        tag, kind, count, where = struct.unpack_from(order + "HHII", data, entry)
+        if tag in _TIFF_SIDES and (kind not in _TIFF_UNSIGNED or count != 1):
+            raise ImageError(Status.CORRUPT, "a TIFF whose size is no number")
         size = count * _TIFF_BYTES.get(kind, 1)
         if size > 4 and where + size > len(data):
             raise ImageError(Status.CORRUPT, "a TIFF that ends before its directory's values")
