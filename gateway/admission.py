@@ -1,17 +1,27 @@
 """A permit, or `Overloaded`: bounds the images and bytes in flight, so that latency stays bounded too.
 
-Triton's ensembles cannot refuse work well: every step queues by itself. So the gate refuses, at once.
+Triton's ensembles cannot refuse work well: every step queues by itself. So the gate refuses, within `WAIT_S`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
 from gateway.errors import DeadlineExceeded, Overloaded
+from gateway.limiter import Limiter
 from gateway.observe import metrics
+
+WAIT_S = 0.08
+"""Seconds that a request may wait for a permit: long enough for places that are about to be free, and no queue."""
+MAX_WAITING = 256
+SHARE = 0.875
+"""Of a budget, that one caller may hold while it is larger than one request: the rest is for somebody else."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +42,46 @@ class Deadline:
         return left
 
 
-class Admission:
-    """Budgets for what may be in flight in this worker at one time, in images and in bytes of request bodies."""
+@dataclass(frozen=True)
+class Claim:
+    """What a request wants to send: so many `images` to `model`, whose full batch is `batch`, for `caller`."""
 
-    def __init__(self, max_images: int, max_bytes: int) -> None:
+    images: int
+    model: str
+    batch: int
+    caller: str
+
+
+@dataclass
+class _Lane:
+    """What is in flight for one model, and what may be."""
+
+    limiter: Limiter
+    images: int = 0
+
+
+@dataclass(eq=False)
+class _Waiting:
+    claim: Claim
+    lane: _Lane
+    admitted: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Admission:
+    """Budgets for what may be in flight in this worker at one time: images, for each model too, and bytes of bodies.
+
+    A model that is slow gets less than `max_images`: what it answers within `target_s` seconds.
+    """
+
+    def __init__(self, max_images: int, max_bytes: int, target_s: float) -> None:
         self._max_images = max_images
         self._max_bytes = max_bytes
+        self._target_s = target_s
         self._images = 0
         self._bytes = 0
-        self._seconds_an_image = 0.02  # a first guess; follows what was measured
+        self._lanes: dict[str, _Lane] = {}
+        self._held: Counter[str] = Counter()
+        self._waiting: list[_Waiting] = []
 
     @contextmanager
     def hold(self) -> Iterator[Callable[[int], None]]:
@@ -53,7 +94,7 @@ class Admission:
         def grow(size: int) -> None:
             nonlocal held
             if held != self._bytes and self._bytes + size > self._max_bytes:  # alone, a request may be larger
-                raise self._overloaded()
+                raise self._overloaded(1.0)
             held += size
             self._bytes += size
 
@@ -62,26 +103,96 @@ class Admission:
         finally:
             self._bytes -= held
 
-    @contextmanager
-    def permit(self, images: int) -> Iterator[None]:
-        """Holds a place for a request's images; raises `Overloaded` when they do not fit beside the others'.
+    @asynccontextmanager
+    async def permit(self, claim: Claim) -> AsyncIterator[None]:
+        """Holds places for a request's images; raises `Overloaded` when there are none within `WAIT_S`.
 
-        A request that is larger than the whole budget is let in when it is alone.
+        A request that is larger than the whole budget is let in when it is alone. Of those that wait, the caller
+        comes first that holds least.
         """
-        if self._images and self._images + images > self._max_images:
-            raise self._overloaded()
-        self._images += images
-        metrics.IN_FLIGHT.inc(images)
-        start, ahead = time.monotonic(), self._images
+        lane = self._lanes.get(claim.model) or self._lanes.setdefault(
+            claim.model, _Lane(Limiter(claim.batch, self._max_images, self._target_s))
+        )
+        if claim.images == 0 or (not self._waiting and self._fits(claim, lane)):
+            self._take(claim, lane)
+        else:
+            await self._wait(claim, lane)
+        start, ahead = time.monotonic(), lane.images
         try:
             yield
+        except (DeadlineExceeded, asyncio.CancelledError):
+            lane.limiter.given_up(ahead, claim.images, time.monotonic() - start)
+            raise
+        else:
+            if claim.images:
+                lane.limiter.answered(ahead, claim.images, time.monotonic() - start)
         finally:
-            self._images -= images
-            metrics.IN_FLIGHT.dec(images)
-            measured = (time.monotonic() - start) / max(ahead, 1)
-            self._seconds_an_image += 0.1 * (measured - self._seconds_an_image)
+            self._give_back(claim, lane)
 
-    def _overloaded(self) -> Overloaded:
+    def _fits(self, claim: Claim, lane: _Lane) -> bool:
+        def within(held: int, budget: float) -> bool:
+            return held == 0 or held + claim.images <= budget
+
+        budget = min(self._max_images, lane.limiter.limit)
+        return (
+            within(self._images, self._max_images)
+            and within(lane.images, lane.limiter.limit)
+            and within(self._held[claim.caller], math.ceil(SHARE * budget))
+        )
+
+    def _take(self, claim: Claim, lane: _Lane) -> None:
+        self._images += claim.images
+        lane.images += claim.images
+        self._held[claim.caller] += claim.images
+        metrics.IN_FLIGHT.inc(claim.images)
+
+    def _give_back(self, claim: Claim, lane: _Lane) -> None:
+        self._images -= claim.images
+        lane.images -= claim.images
+        self._held[claim.caller] -= claim.images
+        if not self._held[claim.caller]:
+            del self._held[claim.caller]
+        metrics.IN_FLIGHT.dec(claim.images)
+        metrics.LIMIT.labels(claim.model).set(lane.limiter.limit)
+        self._admit_waiting()
+
+    async def _wait(self, claim: Claim, lane: _Lane) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            raise self._overloaded(self._drained(lane))
+        waiting = _Waiting(claim, lane)
+        self._waiting.append(waiting)
+        timer = asyncio.get_running_loop().call_later(WAIT_S, self._refuse, waiting)
+        try:
+            admitted = await waiting.admitted
+        except asyncio.CancelledError:  # the caller left
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            elif waiting.admitted.done() and not waiting.admitted.cancelled() and waiting.admitted.result():
+                self._give_back(claim, lane)
+            raise
+        finally:
+            timer.cancel()
+        if not admitted:
+            raise self._overloaded(self._drained(lane))
+
+    def _refuse(self, waiting: _Waiting) -> None:
+        if not waiting.admitted.done():
+            self._waiting.remove(waiting)
+            waiting.admitted.set_result(False)
+            self._admit_waiting()  # it may have stood in front of a smaller one
+
+    def _admit_waiting(self) -> None:
+        while fitting := [w for w in self._waiting if not w.admitted.done() and self._fits(w.claim, w.lane)]:
+            first = min(fitting, key=lambda each: self._held[each.claim.caller])
+            self._waiting.remove(first)
+            self._take(first.claim, first.lane)
+            first.admitted.set_result(True)
+
+    def _drained(self, lane: _Lane) -> float:
+        """Seconds in which what is in flight will be answered, at the present rate."""
+        return lane.images * lane.limiter.seconds_an_image
+
+    def _overloaded(self, seconds: float) -> Overloaded:
         metrics.REJECTED.labels("overloaded").inc()
-        wait = max(1.0, self._images * self._seconds_an_image)
-        return Overloaded("The gateway holds as much work as it can finish in time.", retry_after=wait)
+        detail = "The gateway holds as much work as it can finish in time."
+        return Overloaded(detail, retry_after=max(1.0, seconds))

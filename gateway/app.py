@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from gateway.observe.tracing import Tracing
 
 
+TARGET_SHARE = 0.25
+"""Of the time for a request, in which what is admitted should be answered: the rest is for what differs."""
 FLUSH_S = 5.0
 """Seconds that a worker's end may take for the traces that are left, if its requests may take as long."""
 
@@ -51,7 +53,8 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
             settings.probe_interval_s,
             allow_random_weights=settings.allow_random_weights,
         )
-        admission = Admission(settings.max_in_flight_images, settings.max_in_flight_bytes)
+        target_s = settings.request_timeout_s * TARGET_SHARE
+        admission = Admission(settings.max_in_flight_images, settings.max_in_flight_bytes, target_s)
         limits = ImageLimits(settings.max_file_bytes, settings.max_pixels)
         inference = Inference(client, discovery, admission, limits)
         app.state.gate = Gate(settings, admission, discovery, inference, _fetch(settings, limits))

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.admission import Admission, Deadline
+from gateway.admission import Admission, Claim, Deadline
 from gateway.batches import Batch, make_batches
 from gateway.errors import BadUpstreamResponse, ImageProblem, ModelNotReady
 from gateway.images import EncodedImage, ImageLimits, inspect
@@ -66,17 +66,26 @@ class Inference:
         self._limits = limits
 
     async def classify(
-        self, files: Sequence[bytes | ImageProblem], model: Model, question: Question, deadline: Deadline
+        self,
+        files: Sequence[bytes | ImageProblem],
+        model: Model,
+        question: Question,
+        deadline: Deadline,
+        caller: str = "",
     ) -> Classified:
-        """Outcomes of all `files`; raises `Overloaded`, `DeadlineExceeded` or an `UpstreamError`."""
+        """Outcomes of all `files`, for a `caller` that gets its share of what there is.
+
+        Raises `Overloaded`, `DeadlineExceeded` or an `UpstreamError`.
+        """
         inspected = [inspect(file, self._limits) if isinstance(file, bytes) else file for file in files]
         good = [(i, image.data) for i, image in enumerate(inspected) if isinstance(image, EncodedImage)]
         outcomes: list[Outcome | None] = [x if isinstance(x, ImageProblem) else None for x in inspected]
         answered = model
-        with ExitStack() as held:
+        async with AsyncExitStack() as held:
             with Stage("wait") as wait:
                 wait.note({"tidegate.images": len(good)})
-                held.enter_context(self._admission.permit(len(good)))
+                claim = Claim(len(good), model.name, model.max_batch, caller)
+                await held.enter_async_context(self._admission.permit(claim))
             with Stage("pad") as pad:
                 batches = make_batches(good, model.max_batch)
                 pad.note({"tidegate.images": len(good), "tidegate.batches": len(batches)})

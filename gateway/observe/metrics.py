@@ -42,8 +42,18 @@ BATCH_IMAGES = Histogram("tidegate_batch_images", "Images in one call to Triton"
 PAYLOAD_BYTES = Counter("tidegate_payload_bytes", "Bytes of image files sent to Triton")
 PADDING_BYTES = Counter("tidegate_padding_bytes", "Bytes of padding sent to Triton")
 IN_FLIGHT = Gauge("tidegate_in_flight_images", "Images admitted and not yet answered", multiprocess_mode="livesum")
+LIMIT = Gauge(
+    "tidegate_in_flight_limit_images",
+    "Images that may be in flight for a model: what it answers in time, the operator's cap at most",
+    ["model"],
+    multiprocess_mode="livesum",
+)
 URL_FETCHES = Counter("tidegate_url_fetches", "Images given by address: ok, the error code, cancelled", ["outcome"])
 REJECTED = Counter("tidegate_rejected", "Requests refused at the door", ["reason"])
+RATE_STORAGE_UP = Gauge(
+    "tidegate_rate_storage_up", "1 while TIDEGATE_RATE_STORAGE counts; 0: each worker for itself",
+    multiprocess_mode="livemin",
+)
 TRITON_READY = Gauge(
     "tidegate_triton_ready",
     "1 when the last probe, a real inference, succeeded",

@@ -54,7 +54,8 @@ async def _classify(request: Request, gate: Gate, grow: Callable[[int], None]) -
     model = await gate.discovery.get(upload.parameters.get("model"))
     question = parameters.question(upload.parameters, model)
     files = await gate.fetch([file.content for file in upload.files], deadline, grow)
-    answer = await gate.inference.classify(files, model, question, deadline)
+    caller = request.client.host if request.client else ""
+    answer = await gate.inference.classify(files, model, question, deadline, caller)
     timeline: Timeline = request.scope["state"]["timeline"]
     with Stage("encode"):
         results = [_result(i, file, x) for i, (file, x) in enumerate(zip(upload.files, answer.outcomes, strict=True))]

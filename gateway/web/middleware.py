@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -62,6 +63,9 @@ class RequestMiddleware:
 
         try:
             await self._app(scope, receive, send_with_headers)
+        except asyncio.CancelledError:
+            status = CLIENT_CLOSED_REQUEST
+            raise
         except Exception:
             if gone:
                 status = CLIENT_CLOSED_REQUEST

@@ -1,7 +1,7 @@
 """HTTP/1.1 on the socket: uvicorn's httptools protocol with limits, and with our words for what is not HTTP.
 
 What the parser underneath does not bound is bounded here: the size of a head (request line and headers, chunk
-extensions and trailers too) and the time that it may take.
+extensions and trailers too) and the time that it may take. And the work for a caller that has left is cancelled.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from http import HTTPStatus
 
 import httptools
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.observe.logging import request_id
 from gateway.web.problems import problem
 
 MAX_HEAD_BYTES = 64 * 1024
+KNOCKS_S = (0.1, 0.1, 0.5)
 NOT_HTTP = "This is not an HTTP/1.1 request."
 METHODS = "GET, HEAD, POST"  # of all routes together: a method that the parser does not know reaches none of them
 
@@ -34,21 +36,54 @@ class Protocol(HttpToolsProtocol):
     _upgrading = False
     _head_timer: asyncio.TimerHandle | None = None
     _line: bytearray | None = None  # what came of a request line that is not whole yet
+    _application: ASGIApp
+    _serving: asyncio.Task[None] | None = None
+    _left = False
+    _knock_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
+        self._application, self.app = self.app, self._serve
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        if self._knock_timer is not None:
+            self._knock_timer.cancel()
         super().connection_lost(exc)
+        self._left = True
+        if self._serving is not None:
+            self._serving.cancel()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._serving = asyncio.current_task()
+        try:
+            if not self._left:
+                await self._application(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._left:  # the server is cancelling what its grace time did not suffice for
+                raise
+        finally:
+            self._serving = None
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio's own type
         """A caller that has sent all and only listens now gets its answer; then the connection closes."""
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             return None
         self.cycle.keep_alive = False
+        self._knock_timer = self.loop.call_later(KNOCKS_S[0], self._knock, KNOCKS_S[1:])
         return True
+
+    def _knock(self, pauses_s: tuple[float, ...]) -> None:
+        """One that has closed its socket says the same as one that listens; but it answers what is sent by a reset.
+
+        So it is sent what every client must expect, and overlooks: 100 Continue.
+        """
+        if self.transport.is_closing() or self.cycle.response_started or self.scope["http_version"] == "1.0":
+            return
+        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if pauses_s:
+            self._knock_timer = self.loop.call_later(pauses_s[0], self._knock, pauses_s[1:])
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

@@ -37,7 +37,7 @@ async def classify(
     triton: FakeTriton, files: list[bytes | ImageProblem], seconds: float = 5, max_images: int = 100
 ) -> Classified:
     discovery = Discovery(triton, "ensemble_model", 5)
-    inference = Inference(triton, discovery, Admission(max_images, 10**9), ImageLimits(10**6, 10**6))
+    inference = Inference(triton, discovery, Admission(max_images, 10**9, 60), ImageLimits(10**6, 10**6))
     model = await discovery.get(None)
     triton.asked.clear()
     return await inference.classify(files, model, ALL, Deadline.after(seconds))
@@ -79,7 +79,7 @@ def test_deadline(fake: FakeTriton) -> None:
         discovery = Discovery(fake, "ensemble_model", 5)
         model = await discovery.get(None)
         fake.delay = 60
-        inference = Inference(fake, discovery, Admission(10, 10**9), ImageLimits(10**6, 10**6))
+        inference = Inference(fake, discovery, Admission(10, 10**9, 60), ImageLimits(10**6, 10**6))
         await inference.classify([PICTURES[0]], model, ALL, Deadline.after(0.05))
 
     with pytest.raises(DeadlineExceeded):
@@ -93,7 +93,7 @@ def test_nan_is_not_a_label(fake: FakeTriton) -> None:
         discovery = Discovery(fake, "ensemble_model", 5)
         model = await discovery.get(None)
         fake.nan = True
-        inference = Inference(fake, discovery, Admission(10, 10**9), ImageLimits(10**6, 10**6))
+        inference = Inference(fake, discovery, Admission(10, 10**9, 60), ImageLimits(10**6, 10**6))
         await inference.classify([PICTURES[0]], model, ALL, Deadline.after(5))
 
     with pytest.raises(BadUpstreamResponse):
@@ -106,8 +106,8 @@ def test_overload_is_refused_before_triton_is_asked(fake: FakeTriton) -> None:
     async def crowd() -> list[Classified | BaseException]:
         discovery = Discovery(fake, "ensemble_model", 5)
         model = await discovery.get(None)
-        fake.delay = 0.05
-        inference = Inference(fake, discovery, Admission(2, 10**9), ImageLimits(10**6, 10**6))
+        fake.delay = 0.5
+        inference = Inference(fake, discovery, Admission(2, 10**9, 60), ImageLimits(10**6, 10**6))
         calls = [inference.classify([file], model, ALL, Deadline.after(5)) for file in PICTURES[:5]]
         return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -128,7 +128,7 @@ def test_labels_are_those_of_the_version_that_answered(fake: FakeTriton) -> None
 
     async def ask() -> Classified:
         discovery = Discovery(fake, "ensemble_model", 5)
-        inference = Inference(fake, discovery, Admission(100, 10**9), ImageLimits(10**6, 10**6))
+        inference = Inference(fake, discovery, Admission(100, 10**9, 60), ImageLimits(10**6, 10**6))
         model = await discovery.get(None)
         fake.version = "2"
         return await inference.classify(list(PICTURES[:9]), model, ALL, Deadline.after(5))
@@ -145,7 +145,7 @@ def test_a_version_that_is_gone_again_names_nothing(fake: FakeTriton, monkeypatc
 
     async def ask() -> Classified:
         discovery = Discovery(fake, "ensemble_model", 5)
-        inference = Inference(fake, discovery, Admission(100, 10**9), ImageLimits(10**6, 10**6))
+        inference = Inference(fake, discovery, Admission(100, 10**9, 60), ImageLimits(10**6, 10**6))
         model = await discovery.get(None)
         infer = fake.infer
 

@@ -409,7 +409,7 @@ def test_what_a_public_server_said_is_told() -> None:
 def test_memory_of_all_requests_is_bounded(origin: Origin) -> None:
     """What is fetched counts like a body that is sent; the request is refused, and its other fetches end."""
     origin.answers = {"/x.jpg": answer(LARGE_PICTURE), "/slow": then_silence(b"")}
-    admission = Admission(max_images=10, max_bytes=2 * len(LARGE_PICTURE))
+    admission = Admission(max_images=10, max_bytes=2 * len(LARGE_PICTURE), target_s=60)
     one = fetcher(f"127.0.0.1:{origin.port}")
     with admission.hold() as other, admission.hold() as grow:
         other(len(LARGE_PICTURE) + 1)

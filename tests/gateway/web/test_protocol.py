@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import httpx
@@ -15,7 +16,7 @@ from gateway.settings import Settings
 from gateway.triton.fake import FakeTriton
 from gateway.web.protocol import MAX_HEAD_BYTES
 from tests.pictures import encode, noise
-from tests.servers import running_gateway
+from tests.servers import metric, running_gateway
 
 PICTURE = encode(noise(8, 8), "JPEG")
 POST = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(PICTURE)
@@ -41,6 +42,13 @@ def everything(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return answer
+
+
+def wait_until(fact: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def exchange(client: httpx.Client, data: bytes) -> bytes:
@@ -136,6 +144,40 @@ def test_a_caller_that_only_listens_gets_its_answer(client: httpx.Client) -> Non
         connection.shutdown(socket.SHUT_WR)
         answer = everything(connection)
     assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "a timeout of the client"])
+def test_the_work_for_a_caller_that_has_left_is_cancelled(
+    own_client: httpx.Client, fake: FakeTriton, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its places are free again long before the deadline, and nothing is logged as a fault."""
+    own_client.get("/readyz")
+    fake.delay = 60
+    if how == "a timeout of the client":
+        with pytest.raises(httpx.ReadTimeout):
+            own_client.post("/v1/classify", content=PICTURE, timeout=0.2)
+    else:
+        with connect(own_client) as connection:
+            connection.sendall(POST + b"\r\n" + PICTURE)
+            wait_until(lambda: metric(own_client, "tidegate_in_flight_images") == 1)
+            if how == "reset":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: metric(own_client, "tidegate_in_flight_images") == 0, seconds=5)
+    wait_until(lambda: metric(own_client, "tidegate_http_requests_total", status="499") >= 1)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_caller_that_listens_for_long_gets_its_answer(own_client: httpx.Client, fake: FakeTriton) -> None:
+    """It may see 100 Continue before it, as anybody may; then the answer, and the end."""
+    own_client.get("/readyz")
+    fake.delay = 1.5
+    with connect(own_client) as connection:
+        connection.sendall(POST + b"\r\n" + PICTURE)
+        connection.shutdown(socket.SHUT_WR)
+        answer = everything(connection)
+    interim, _, final = answer.rpartition(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert interim
+    assert final.startswith(b"HTTP/1.1 200 ")
 
 
 def test_garbage_after_a_request_does_not_cost_its_answer(client: httpx.Client) -> None:
