@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-tensorrt test-torch helm lint format bench constraints clean
+.PHONY: help up test fuzz test-tensorrt test-torch helm lint format bench constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+: .*## |^[a-z-]+:  ## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -29,6 +29,12 @@ up: $(VENV)/.installed  ## a real Triton and the gateway, on this machine, witho
 
 test: $(VENV)/.installed-dev  ## every test that needs no GPU, on a real Triton
 	$(BIN)/python -m pytest
+
+SECONDS := 300
+
+fuzz: $(VENV)/.installed-dev  ## looks for inputs that break a promise: SECONDS for each target
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+	TIDEGATE_ANY_MIX=200 $(BIN)/python -m pytest tests/triton/test_any_mix.py --timeout=1800
 
 # The last with the flags of TensorRT 10, the one of the container that is pinned, and the newest.
 TENSORRT := 10.16.1.11 11.2.1.2 11.4.0.106

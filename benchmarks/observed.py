@@ -108,7 +108,7 @@ class Watch:
         """`clients` connections, each with its next request when it has its answer."""
         before = self._read()
         load = asyncio.run(closed_loop(self._stack.port, requests, clients, total))
-        outcome = Outcomes(load.seconds, list(load.latencies), 0, load.failures)
+        outcome = Outcomes(load.seconds, list(load.latencies), [], load.failures)
         return self._observed("closed", clients, None, outcome, before)
 
     def open(self, requests: Sequence[bytes], rate: float, seconds: float) -> Observed:
@@ -185,12 +185,16 @@ def _busy() -> float:
 
 @dataclass
 class Outcomes:
-    """Of an open loop: seconds until the last answer, and the latency of each answer."""
+    """Of an open loop: seconds until the last answer, and the latency of each answer, and of each refusal."""
 
     seconds: float
     latencies: list[float]
-    refused: int
+    refusals: list[float]
     failures: int
+
+    @property
+    def refused(self) -> int:
+        return len(self.refusals)
 
 
 async def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: float, seed: int = 0) -> Outcomes:
@@ -198,7 +202,7 @@ async def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: 
     random = np.random.default_rng(seed)
     due = np.cumsum(random.exponential(1 / rate, int(rate * seconds)))
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-    outcome = Outcomes(0.0, [], 0, 0)
+    outcome = Outcomes(0.0, [], [], 0)
     start = time.perf_counter()
 
     async def send(request: bytes, at: float) -> None:
@@ -210,7 +214,7 @@ async def open_loop(port: int, requests: Sequence[bytes], rate: float, seconds: 
         if head.startswith(b"http/1.1 200"):
             outcome.latencies.append(time.perf_counter() - start - at)
         elif head.startswith(b"http/1.1 503"):
-            outcome.refused += 1
+            outcome.refusals.append(time.perf_counter() - start - at)
         else:
             outcome.failures += 1
         if b"connection: close" in head:

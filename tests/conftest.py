@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from build_engines import build_default
 from gateway.settings import Settings
 from gateway.triton.fake import FakeTriton
 from gateway.triton.local import LocalTriton, LocalTritonError, Ports, find_installation, free_ports
+from tests.probe import write_probe_repository
 from tests.servers import ROOT, running_gateway
 
 
@@ -41,20 +40,7 @@ def own_client(fake: FakeTriton) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="session")
 def probe_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped preprocessor in front of the probe classifier, whose every output is known exactly."""
-    repository = tmp_path_factory.mktemp("repository")
-    shutil.copytree(ROOT / "tests" / "triton" / "models", repository, dirs_exist_ok=True)
-    shipped = ROOT / "model_repository" / "preprocessor"
-    shutil.copytree(shipped, repository / "probe_preprocessor", ignore=shutil.ignore_patterns("configs"))
-    config = (shipped / "config.pbtxt").read_text()
-    config = config.replace('name: "preprocessor"', 'name: "probe_preprocessor"')
-    config = config.replace("classifier/preprocess.json", "probe/preprocess.json").replace("224", "64")
-    shipped_recipe, recipe = (
-        hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in (shipped.parent / "classifier" / "preprocess.json", repository / "probe" / "preprocess.json")
-    )
-    config = config.replace(shipped_recipe, recipe)
-    (repository / "probe_preprocessor" / "config.pbtxt").write_text(config)
-    return repository
+    return write_probe_repository(tmp_path_factory.mktemp("repository"))
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ else:
 
 # Of one picture: 64 megapixels, as the HTTP contract says, and what those cost at most, docs/limits.md.
 DEFAULT_MAX_PIXELS = 64_000_000
-DEFAULT_CPU_SECONDS = 10
+DEFAULT_CPU_SECONDS = 5
 DEFAULT_MEMORY_MIB = 1536
 
 
