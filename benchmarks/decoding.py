@@ -72,13 +72,14 @@ def worst() -> Iterator[tuple[str, Callable[[], bytes]]]:
 
 def cost(file: bytes) -> tuple[int, float, float]:
     """Status, seconds of processor time, and MiB of memory."""
-    pool = guard.Guard(RECIPE, 224, max_pixels=MAX_PIXELS, cpu_seconds=600, memory=8 << 30)
+    pool = guard.Guard(RECIPE, 224, cpu_seconds=600, memory=8 << 30)
     decoder = pool._take()
     decoder.ask(memoryview(b"GIF"), 1, 224)  # its imports are done
     base, start = peak(decoder._process.pid), cpu(decoder._process.pid)
     status, _ = decoder.ask(memoryview(file), MAX_PIXELS, 224)
     seconds, memory = cpu(decoder._process.pid) - start, peak(decoder._process.pid) - base
     decoder.end()
+    pool.close()
     return status, seconds, memory
 
 

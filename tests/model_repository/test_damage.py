@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import tracemalloc
 import warnings
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from tests.model_repository.picture_files import (
     CORRUPT,
@@ -351,6 +352,76 @@ def test_a_tiff_whose_size_is_no_number(kind: int, count: int) -> None:
     blob = encode(flat("red"), "TIFF")
     at = blob.index(struct.pack("<HH", 257, 4))
     assert status_of(blob[:at] + struct.pack("<HHI", 257, kind, count) + blob[at + 8 :]) == CORRUPT
+
+
+def _strips(blob: bytes) -> list[tuple[int, int]]:
+    """Where each strip of a TIFF is, and how long."""
+    with Image.open(io.BytesIO(blob)) as image:
+        assert isinstance(image, TiffImagePlugin.TiffImageFile)
+        return list(zip(image.tag_v2[273], image.tag_v2[279], strict=True))
+
+
+@pytest.mark.parametrize("method", ["tiff_deflate", "tiff_lzw", "packbits", "zstd", "lzma"])
+@pytest.mark.parametrize("mode", ["RGB", "YCbCr"])
+def test_strips_of_a_tiff_that_cannot_be_decoded(mode: str, method: str) -> None:
+    """Pillow lets libtiff go on where colours are YCbCr; the rest of the picture would be green."""
+    blob = encode(scene(160, 128).convert(mode), "TIFF", compression=method, tiffinfo={278: 16})
+    assert status_of(blob) == OK
+    for start, length in _strips(blob)[-4:]:
+        blob = blob[:start] + bytes(length) + blob[start + length :]
+    assert status_of(blob) == CORRUPT
+
+
+@pytest.mark.parametrize("method", ["group3", "group4", "tiff_ccitt"])
+def test_fax_codes_are_not_taken(method: str) -> None:
+    """Any bytes are a picture to them, so nobody could tell a damaged one."""
+    assert status_of(encode(flat(1, "1"), "TIFF", compression=method)) == UNSUPPORTED
+
+
+@pytest.mark.parametrize("method", ["raw", "tiff_deflate"])
+def test_a_tiff_that_lacks_strips(method: str) -> None:
+    """A list that ends early, every strip of it whole: the rest would be black."""
+    blob = encode(scene(160, 128), "TIFF", compression=method, tiffinfo={278: 16})
+    for tag in (273, 279):
+        at = blob.index(struct.pack("<HHI", tag, 4, 8))
+        blob = blob[:at] + struct.pack("<HHI", tag, 4, 4) + blob[at + 8 :]
+    assert status_of(blob) == CORRUPT
+
+
+def _one_scan_a_component() -> tuple[bytes, list[bytes]]:
+    """A JPEG in colour whose three components have a scan each: what precedes the scans, and these."""
+    grey = [encode(picture, "JPEG", quality=90, optimize=False) for picture in scene(64, 64).split()]
+    scans = [blob[blob.index(b"\xff\xda") : -2] for blob in grey]
+    head = grey[0][: grey[0].index(b"\xff\xda")]
+    frame = head.index(b"\xff\xc0")
+    components = b"".join(bytes((i, 0x11, 0)) for i in (1, 2, 3))
+    frame_header = b"\xff\xc0" + struct.pack(">HBHHB", 17, 8, 64, 64, 3) + components
+    head = head[:frame] + frame_header + head[frame + 2 + 11 :]
+    return head, [scan[:5] + bytes((i,)) + scan[6:] for i, scan in enumerate(scans, 1)]
+
+
+@pytest.mark.parametrize("kept", [(), (0,), (0, 1), (1, 2), (0, 0, 1), (2, 2, 2)])
+def test_a_jpeg_without_the_scan_of_a_component(kept: tuple[int, ...]) -> None:
+    """libjpeg takes zeros for it, which is another colour, and warns of nothing."""
+    head, scans = _one_scan_a_component()
+    assert status_of(head + b"".join(scans) + b"\xff\xd9") == OK
+    assert status_of(head + b"".join(scans[i] for i in kept) + b"\xff\xd9") == CORRUPT
+
+
+@pytest.mark.parametrize("announced", [(16, 16), (64, 96), (1, 1), (95, 64), (200, 200)])
+def test_an_avif_whose_container_announces_another_size(announced: tuple[int, int]) -> None:
+    """The pixels would be taken for those of a picture of that width; and a limit on pixels would be passed by."""
+    blob = FILES["AVIF"]
+    size = b"ispe" + struct.pack(">III", 0, 96, 64)
+    assert size in blob
+    assert status_of(blob.replace(size, b"ispe" + struct.pack(">III", 0, *announced))) == CORRUPT
+
+
+def test_a_png_that_uses_more_colours_than_it_has() -> None:
+    """They would be black."""
+    palette = (b"PLTE", bytes(range(30)))
+    assert status_of(png(4, 1, 8, 3, b"\0\0\1\2\x09", palette)) == OK
+    assert status_of(png(4, 1, 8, 3, b"\0\0\1\2\x0a", palette)) == CORRUPT
 
 
 def test_16_bits_in_separate_planes() -> None:

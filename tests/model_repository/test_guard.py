@@ -32,14 +32,15 @@ from tests.model_repository.picture_files import (
 from tests.pictures import encode
 
 RECIPE = (PREPROCESSOR.parents[1] / "classifier" / "preprocess.json").read_text()
+LARGE = 10_000_000
 KINDS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG")
 
 guard = load_by_path(PREPROCESSOR / "guard.py", "guard_under_test")
 
 
 @contextmanager
-def guarding(max_pixels: int = MAX_PIXELS, cpu_seconds: float = 20, memory: int = 1 << 30) -> Iterator[Any]:
-    pool = guard.Guard(RECIPE, 224, max_pixels=max_pixels, cpu_seconds=cpu_seconds, memory=memory)
+def guarding(cpu_seconds: float = 20, memory: int = 1 << 30, stuck_s: float = 60) -> Iterator[Any]:
+    pool = guard.Guard(RECIPE, 224, cpu_seconds=cpu_seconds, memory=memory, stuck_s=stuck_s)
     try:
         yield pool
     finally:
@@ -53,8 +54,12 @@ def pool() -> Iterator[Any]:
         yield pool
 
 
-def status_of(pool: Any, file: bytes) -> int:
-    return int(pool.preprocess(memoryview(file))[0])
+def answer_of(pool: Any, file: bytes, max_pixels: int = MAX_PIXELS) -> Any:
+    return pool.preprocess(memoryview(file), max_pixels)
+
+
+def status_of(pool: Any, file: bytes, max_pixels: int = MAX_PIXELS) -> int:
+    return int(answer_of(pool, file, max_pixels)[0])
 
 
 def heavy(side: int) -> bytes:
@@ -84,23 +89,23 @@ def heavy(side: int) -> bytes:
 def test_a_process_gives_the_same_pixels(pool: Any, kind: str) -> None:
     """To the last bit, whatever the format; and the same status for the same damage."""
     file = encode(scene(400, 300), kind, **({"exif": exif(6)} if kind in ("JPEG", "PNG", "WEBP") else {}))
-    status, pixels = pool.preprocess(memoryview(file))
+    status, pixels = answer_of(pool, file)
     recipe = imaging.Recipe.from_json(RECIPE)
     assert status == OK
     assert np.array_equal(pixels, imaging.preprocess(file, recipe, max_pixels=MAX_PIXELS))
-    assert pool.preprocess(memoryview(file[: len(file) // 2])) == (CORRUPT, None)
+    assert answer_of(pool, file[: len(file) // 2]) == (CORRUPT, None)
 
 
 def test_a_picture_that_takes_too_long_is_ended() -> None:
     """And the next one is answered, by another process."""
     file, small = heavy(3000), encode(scene(), "PNG")
-    with guarding(max_pixels=10_000_000, cpu_seconds=0.05) as pool:
+    with guarding(cpu_seconds=0.05) as pool:
         assert status_of(pool, small) == OK
         with pytest.raises(guard.Ended, match="SIGPROF"):
-            pool.preprocess(memoryview(file))
+            answer_of(pool, file, LARGE)
         assert status_of(pool, small) == OK
-    with guarding(max_pixels=10_000_000) as pool:
-        assert status_of(pool, file) == OK
+    with guarding() as pool:
+        assert status_of(pool, file, LARGE) == OK
 
 
 def test_time_is_counted_anew_for_every_picture() -> None:
@@ -116,23 +121,23 @@ def test_time_is_counted_anew_for_every_picture() -> None:
 def test_memory_is_bounded() -> None:
     """A picture that needs more than is allowed is too large, whatever its header says, and costs nobody else."""
     file, small = heavy(3000), encode(scene(), "PNG")
-    with guarding(max_pixels=10_000_000, memory=20 << 20) as pool:
-        assert [status_of(pool, each) for each in (small, file, small)] == [OK, TOO_LARGE, OK]
+    with guarding(memory=20 << 20) as pool:
+        assert [status_of(pool, each, LARGE) for each in (small, file, small)] == [OK, TOO_LARGE, OK]
 
 
-def test_pixels_are_limited_in_a_process_too() -> None:
-    """Below and above the size from which pictures take turns."""
-    for width, height in ((40, 25), (4000, 5000)):
-        fits, does_not = (encode(Image.new("1", (width, height + more)), "PNG") for more in (0, 1))
-        with guarding(max_pixels=width * height) as pool:
-            assert [status_of(pool, file) for file in (fits, does_not)] == [OK, TOO_LARGE]
+def test_pixels_are_limited_in_a_process_too(pool: Any) -> None:
+    """By the limit of each question."""
+    file = encode(Image.new("1", (40, 25)), "PNG")
+    assert [status_of(pool, file, limit) for limit in (1000, 999, 1000)] == [OK, TOO_LARGE, OK]
 
 
-def test_large_pictures_are_decoded() -> None:
-    """Those of more pixels than are decoded freely, many at once."""
-    file = memoryview(encode(Image.new("1", (4500, 4000), 1), "PNG"))
-    with guarding(max_pixels=20_000_000) as pool, ThreadPoolExecutor(4) as threads:
-        assert [status for status, _ in threads.map(pool.preprocess, [file] * 6)] == [OK] * 6
+def test_a_process_that_is_stuck_is_killed() -> None:
+    """One that uses no processor time meets no limit of that; the next picture has another process."""
+    with guarding(stuck_s=4) as pool:
+        _only_process(pool).suspend()
+        with pytest.raises(RuntimeError, match=r"did nothing for 4 s"):
+            answer_of(pool, encode(scene(), "PNG"))
+        assert status_of(pool, encode(scene(), "PNG")) == OK
 
 
 def test_a_crash_costs_its_own_picture() -> None:
@@ -140,7 +145,7 @@ def test_a_crash_costs_its_own_picture() -> None:
     with guarding() as pool:
         _only_process(pool).send_signal(signal.SIGSEGV)
         with pytest.raises(guard.Ended, match="SIGSEGV"):
-            pool.preprocess(memoryview(encode(scene(), "PNG")))
+            answer_of(pool, encode(scene(), "PNG"))
         assert status_of(pool, encode(scene(), "PNG")) == OK
 
 
@@ -153,16 +158,16 @@ def test_a_process_that_somebody_killed_costs_nothing() -> None:
 
 def test_a_fault_of_ours_is_no_verdict_on_a_picture() -> None:
     """A decoder that cannot start says why on its error output; nobody calls the picture corrupt."""
-    broken = guard.Guard("{}", 224, max_pixels=1, cpu_seconds=1, memory=1 << 30)
+    broken = guard.Guard("{}", 224, cpu_seconds=1, memory=1 << 30)
     with pytest.raises(RuntimeError, match="exited with code 1"):  # its traceback is on the error output
-        broken.preprocess(memoryview(encode(scene(), "PNG")))
+        answer_of(broken, encode(scene(), "PNG"))
 
 
 def test_many_threads_at_once(pool: Any) -> None:
     """Everybody gets its own picture's pixels."""
     files = [encode(Image.new("RGB", (40 + i, 30), (i, 2 * i, 255 - i)), KINDS[i % 5]) for i in range(60)]
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(pool.preprocess, map(memoryview, files)))
+        answers = list(threads.map(lambda file: answer_of(pool, file), files))
     recipe = imaging.Recipe.from_json(RECIPE)
     for file, (status, pixels) in zip(files, answers, strict=True):
         assert status == OK
@@ -173,7 +178,7 @@ def test_no_process_outlives_its_owner() -> None:
     """Not even when the owner is killed in the middle of its work."""
     program = (
         f"import sys; sys.path.append({str(PREPROCESSOR)!r}); import guard;"
-        "g = guard.Guard(sys.argv[1], 224, max_pixels=10**6, cpu_seconds=9, memory=2**30);"
+        "g = guard.Guard(sys.argv[1], 224, cpu_seconds=9, memory=2**30);"
         "d = g._take(); print(d._process.pid, flush=True); d._process.wait()"
     )
     with subprocess.Popen([sys.executable, "-c", program, RECIPE], stdout=subprocess.PIPE, text=True) as owner:

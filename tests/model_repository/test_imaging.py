@@ -106,7 +106,7 @@ def test_palettes_grey_and_one_bit() -> None:
     """Palette colours, not indices; 1-bit white is 255; 2 and 4 bits reach from 0 to 255."""
     assert colour_of(encode(flat((10, 200, 30)).quantize(4), "PNG")) == [10, 200, 30]
     assert colour_of(encode(flat(1, "1"), "PNG")) == [255, 255, 255]
-    assert colour_of(encode(flat(1, "1"), "TIFF", compression="group4")) == [255, 255, 255]
+    assert colour_of(encode(flat(1, "1"), "TIFF", compression="packbits")) == [255, 255, 255]
     assert colour_of(encode(flat(1, "1"), "BMP")) == [255, 255, 255]
     assert decode(png(4, 1, 2, 0, b"\0\x1b"))[0, :, 0].tolist() == [0, 85, 170, 255]
     assert decode(png(2, 1, 4, 0, b"\0\x0f"))[0, :, 0].tolist() == [0, 255]
@@ -168,6 +168,30 @@ def test_alpha_of_large_pictures(mode: str) -> None:
         blob = encode(picture.convert(mode), "PNG", compress_level=1)
         expected = np.where(alpha == 0, 255, grey)
     assert (decode(blob, 5_000_000) == expected[..., None]).all()
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP"])
+def test_what_a_small_first_frame_leaves_open_is_white(kind: str) -> None:
+    """Whatever colour the file or the library has for it; the frame itself stays where it is."""
+    first, second = flat("red", size=(40, 30)), flat("blue", size=(40, 30))
+    blob = bytearray(encode(first, kind, save_all=True, append_images=[second], lossless=True))
+    if kind == "GIF":
+        struct.pack_into("<HH", blob, 6, 60, 50)
+        struct.pack_into("<HH", blob, blob.index(b",\0\0\0\0") + 1, 10, 20)
+    else:
+        assert blob[12:16] == b"VP8X"
+        blob[24:30] = (59).to_bytes(3, "little") + (49).to_bytes(3, "little")
+        at = blob.index(b"ANMF") + 8
+        blob[at : at + 6] = (5).to_bytes(3, "little") + (10).to_bytes(3, "little")
+    expected = np.full((50, 60, 3), 255)
+    expected[20:50, 10:50] = (255, 0, 0)
+    assert np.abs(decode(bytes(blob)).astype(int) - expected).max() <= 1
+
+
+def test_only_exif_turns_a_tiff() -> None:
+    """As in every other format, XMP does not."""
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><tiff:Orientation>6</tiff:Orientation></x:xmpmeta>'
+    assert decode(encode(flat("red", size=(30, 20)), "TIFF", tiffinfo={700: xmp})).shape == (20, 30, 3)
 
 
 def test_alpha_of_grey_palette_avif_and_gif() -> None:

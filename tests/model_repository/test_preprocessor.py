@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,10 @@ class Request(dict[str, Tensor]):
     def __init__(self, *tensors: Tensor) -> None:
         super().__init__({tensor.name: tensor for tensor in tensors})
         self.sent: Queue[InferenceResponse] = Queue()
+        self.microseconds = 0
+
+    def timeout(self) -> int:
+        return self.microseconds
 
     def get_response_sender(self) -> Request:
         return self
@@ -227,10 +232,10 @@ def test_a_picture_that_needs_too_much_is_that_image_s_trouble(code: Any) -> Non
 def test_a_picture_that_takes_too_long_is_corrupt(code: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process is ended, a line in the log says so, and its neighbours are answered."""
 
-    def preprocess(file: memoryview) -> Any:
-        if len(file) == len(BLUE) and bytes(file) == BLUE:
+    def preprocess(file: memoryview, max_pixels: int) -> Any:
+        if bytes(file) == BLUE:
             raise code.guard.Ended("SIGPROF")
-        return real(file)
+        return real(file, max_pixels)
 
     real = model._guard.preprocess
     monkeypatch.setattr(model._guard, "preprocess", preprocess)
@@ -243,7 +248,7 @@ def test_a_costly_picture_holds_up_nobody(code: Any, model: Any, monkeypatch: py
     """Its own request is answered when it is done, however long that takes; the others at once."""
     done = threading.Event()
     real = model._guard.preprocess
-    monkeypatch.setattr(model._guard, "preprocess", lambda file: (done.wait(60), real(file))[1])
+    monkeypatch.setattr(model._guard, "preprocess", lambda *file: (done.wait(60), real(*file))[1])
     quick = encode(picture_of("lime"), "JPEG")
     slow = [request(quick, RED, BLUE), request(BLUE)]
     for _ in range(3):
@@ -257,6 +262,66 @@ def test_a_costly_picture_holds_up_nobody(code: Any, model: Any, monkeypatch: py
     for _ in range(3):
         assert slow[0].sent.get(timeout=60).tensor("IMAGE_STATUS").tolist() == [[OK]] * 3
         assert slow[1].sent.get(timeout=60).tensor("PREPROCESSED_IMAGE")[0, 0, 0].tolist() == [0, 0, 255]
+
+
+def test_large_pictures_are_decoded_too(code: Any) -> None:
+    """Those of more pixels than are decoded freely, beside others, and none above the limit."""
+    model = code.TritonPythonModel()
+    model.initialize(arguments(max_pixels="20000000"))
+    large, too_large = (encode(picture_of(1, "1", (4000, height)), "PNG") for height in (5000, 5001))
+    (response,) = execute(model, request(large, RED, too_large, large, large))
+    assert response.tensor("IMAGE_STATUS")[:, 0].tolist() == [OK, OK, TOO_LARGE, OK, OK]
+    model.finalize()
+
+
+def test_a_request_of_many_costly_pictures_waits_for_itself(
+    code: Any, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first picture of everybody comes before the second of anybody."""
+    order: list[bytes] = []
+    begun, go_on = threading.Event(), threading.Event()
+    real = model._guard.preprocess
+
+    def preprocess(file: memoryview, max_pixels: int) -> Any:
+        begun.set()
+        go_on.wait(60)
+        order.append(bytes(file))
+        return real(file, max_pixels)
+
+    monkeypatch.setattr(model._guard, "preprocess", preprocess)
+    many, one = request(*[RED] * 20), request(BLUE)
+    assert model.execute([many]) == [None]
+    begun.wait(60)
+    assert model.execute([one]) == [None]
+    go_on.set()
+    assert one.sent.get(timeout=60).tensor("IMAGE_STATUS").tolist() == [[OK]]
+    assert many.sent.get(timeout=60).tensor("IMAGE_STATUS").tolist() == [[OK]] * 20
+    assert order.index(BLUE) <= 4  # two threads have two pictures each, at most, before they look again
+
+
+def test_nothing_is_done_for_a_caller_whose_time_has_passed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What still waits then is dropped, and the next request is not held up by it."""
+    asked: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+    real = model._guard.preprocess
+
+    def preprocess(file: memoryview, max_pixels: int) -> Any:
+        asked.append(len(file))
+        begun.set()
+        go_on.wait(60)
+        return real(file, max_pixels)
+
+    monkeypatch.setattr(model._guard, "preprocess", preprocess)
+    hasty = request(*[RED] * 20)
+    hasty.microseconds = 50_000
+    assert model.execute([hasty]) == [None]
+    begun.wait(60)
+    time.sleep(0.1)
+    go_on.set()
+    assert hasty.sent.get(timeout=60).error == "preprocessing failed"
+    assert len(asked) <= 2  # what had begun
+    (response,) = execute(model, request(RED))
+    assert response.tensor("IMAGE_STATUS").tolist() == [[OK]]
 
 
 def test_numpy_2_is_refused(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import IO
 
@@ -19,9 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 _ENDS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
-_LARGE = 16_000_000  # pixels; larger pictures take turns, because each may take a gigabyte
-_LARGE_AT_ONCE = 2
-_TOO_LARGE = 4  # as in image_formats/errors.py
+_STUCK_S = 60.0  # by the clock on the wall: longer than any machine is that busy; it waits for something
 _TRIES = 3  # somebody else may kill a process too, such as a kernel that is out of memory
 
 
@@ -38,31 +37,30 @@ class Guard:
     Each may use `cpu_seconds` of processor time for a picture, and `memory` bytes beyond its own program.
     """
 
-    def __init__(self, recipe: str, size: int, *, max_pixels: int, cpu_seconds: float, memory: int) -> None:
+    def __init__(self, recipe: str, size: int, *, cpu_seconds: float, memory: int, stuck_s: float = _STUCK_S) -> None:
         self._order = {"recipe": recipe, "cpu_seconds": cpu_seconds, "memory": memory}
         self._size = size
-        self._max_pixels = max_pixels
-        self._large = threading.Semaphore(_LARGE_AT_ONCE)
+        self._stuck_s = stuck_s
         self._lock = threading.Lock()
         self._idle: list[_Decoder] = []
-        self._closed = False
+        self._busy: dict[_Decoder, float] = {}
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="decoder-watch", daemon=True).start()
 
-    def preprocess(self, file: memoryview) -> "Answer":
+    def preprocess(self, file: memoryview, max_pixels: int) -> Answer:
         """Status and, if that is 0, pixels (size, size, 3) uint8. Raises Ended, or RuntimeError for a fault of ours."""
-        answer = self._ask(file, min(_LARGE, self._max_pixels))
-        if answer[0] != _TOO_LARGE or self._max_pixels <= _LARGE:
-            return answer
-        with self._large:
-            return self._ask(file, self._max_pixels)
-
-    def _ask(self, file: memoryview, max_pixels: int) -> "Answer":
         for _ in range(_TRIES):
             decoder = self._take()
-            answer = decoder.ask(file, max_pixels, self._size)
+            try:
+                answer = decoder.ask(file, max_pixels, self._size)
+            finally:
+                self._busy.pop(decoder, None)
             if answer is not None:
                 self._give_back(decoder)
                 return answer
             end = decoder.end()
+            if decoder.stuck:
+                raise RuntimeError(f"the decoder did nothing for {self._stuck_s:g} s and was killed")
             if -end in _ENDS:
                 raise Ended(signal.Signals(-end).name)
             if end >= 0:
@@ -71,29 +69,39 @@ class Guard:
 
     def close(self) -> None:
         """End the idle processes; busy ones end by themselves after their picture."""
+        self._closed.set()
         with self._lock:
-            self._closed, idle, self._idle = True, self._idle, []
+            idle, self._idle = self._idle, []
         for decoder in idle:
             decoder.end()
 
     def _take(self) -> "_Decoder":
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return _Decoder(self._order)
+            decoder = self._idle.pop() if self._idle else None
+        decoder = decoder or _Decoder(self._order)
+        self._busy[decoder] = time.monotonic()
+        return decoder
 
     def _give_back(self, decoder: "_Decoder") -> None:
         with self._lock:
-            if not self._closed:
+            if not self._closed.is_set():
                 self._idle.append(decoder)
                 return
         decoder.end()
+
+    def _watch(self) -> None:
+        """The kernel counts processor time; a process that is stopped or waits uses none."""
+        while not self._closed.wait(self._stuck_s / 10):
+            for decoder, since in list(self._busy.items()):
+                if time.monotonic() - since > self._stuck_s:
+                    decoder.kill()
 
 
 class _Decoder:
     """One process; it ends when its standard input does, so it cannot outlive this one."""
 
     def __init__(self, order: dict[str, object]) -> None:
+        self.stuck = False
         self._process = subprocess.Popen(
             [_interpreter(), "-I", str(Path(__file__).with_name("decoder.py")), *filter(None, sys.path)],
             stdin=subprocess.PIPE,
@@ -121,6 +129,11 @@ class _Decoder:
             return int.from_bytes(status, "little"), None
         pixels = self._from.read(size * size * 3)
         return (0, np.frombuffer(pixels, np.uint8).reshape(size, size, 3)) if len(pixels) == size * size * 3 else None
+
+    def kill(self) -> None:
+        """Because it is stuck; whoever waits for its answer gets none."""
+        self.stuck = True
+        self._process.kill()
 
     def end(self) -> int:
         """Wait for the end, which an idle process is sent to; its exit code, or minus the signal that ended it."""

@@ -9,6 +9,8 @@ import io
 import json
 import os
 import sys
+import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from PIL import Image
 
 if TYPE_CHECKING:
+    import fair_pool
     import guard
     import imaging
 else:
@@ -30,12 +33,15 @@ else:
         spec.loader.exec_module(module)
         return module
 
-    guard, imaging = _beside("guard"), _beside("imaging")
+    fair_pool, guard, imaging = _beside("fair_pool"), _beside("guard"), _beside("imaging")
 
 # Of one picture: 64 megapixels, as the HTTP contract says, and what those cost at most, docs/limits.md.
 DEFAULT_MAX_PIXELS = 64_000_000
 DEFAULT_CPU_SECONDS = 5
 DEFAULT_MEMORY_MIB = 1536
+LARGE = 16_000_000  # pixels; a larger picture may take a gigabyte, so few are decoded at one time
+LARGE_AT_ONCE = 2
+_FOREVER = 1e15  # microseconds
 
 
 class TritonPythonModel:
@@ -59,18 +65,18 @@ class TritonPythonModel:
             raise ValueError(f"config.pbtxt promises {pixels['dims']}, {parameters['preprocess']} makes {size}")
         threads = _positive(parameters, "threads", len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(threads, "preprocess")
-        self._apart = ThreadPoolExecutor(threads, "preprocess-apart")  # they only wait for the decoder's processes
+        self._apart = fair_pool.FairPool(threads, "preprocess-apart")  # they only wait for the decoder's processes
+        self._large = fair_pool.FairPool(LARGE_AT_ONCE, "preprocess-large")
         self._max_pixels = _positive(parameters, "max_pixels", DEFAULT_MAX_PIXELS)
         self._guard = guard.Guard(
             recipe.decode(),
             size,
-            max_pixels=self._max_pixels,
             cpu_seconds=_positive(parameters, "cpu_seconds", DEFAULT_CPU_SECONDS),
             memory=_positive(parameters, "memory_mib", DEFAULT_MEMORY_MIB) << 20,
         )
         for kind in ("JPEG", "PNG"):  # else libraries that do not fit together would pass for corrupt images
             imaging.preprocess(_sample(kind), self._recipe, max_pixels=self._max_pixels)
-        if (status := self._guard.preprocess(memoryview(_sample("PNG")))[0]) != imaging.Status.OK:
+        if (status := self._guard.preprocess(memoryview(_sample("PNG")), self._max_pixels)[0]) != imaging.Status.OK:
             raise RuntimeError(f"the decoder's process gives status {status} for a good picture")
 
     def execute(self, requests: list[Any]) -> "list[Any | None]":
@@ -85,6 +91,7 @@ class TritonPythonModel:
         """Stop the threads and the decoder's processes."""
         self._pool.shutdown()
         self._apart.shutdown()
+        self._large.shutdown()
         self._guard.close()
 
     def _start(self, request: Any) -> "_Answer | Any":
@@ -104,57 +111,90 @@ class TritonPythonModel:
         if not 0 <= length <= len(file):
             answer.statuses[row] = imaging.Status.CORRUPT
             return
+        if answer.expired():
+            return
         image = file.data[:length]  # a view: neither are the bytes copied, nor does a decoder see what lies behind
         if not imaging.costs_little(image):
-            answer.late.append(self._apart.submit(self._preprocess_apart, image, answer, row))
+            turn = answer.begin()
+            limit = min(LARGE, self._max_pixels)
+            self._apart.submit(turn, lambda: self._preprocess_apart(image, answer, row, turn, limit))
             return
         try:
             answer.pixels[row] = imaging.preprocess(image, self._recipe, max_pixels=self._max_pixels)
         except imaging.ImageError as error:
             answer.statuses[row] = error.status
 
-    def _preprocess_apart(self, image: memoryview, answer: "_Answer", row: int) -> None:
+    def _preprocess_apart(self, image: memoryview, answer: "_Answer", row: int, turn: int, limit: int) -> None:
         try:
-            answer.statuses[row], pixels = self._guard.preprocess(image)
+            if answer.expired():
+                return
+            status, pixels = self._guard.preprocess(image, limit)
+            if status == imaging.Status.TOO_LARGE and limit < self._max_pixels:
+                answer.begin()
+                self._large.submit(turn, lambda: self._preprocess_apart(image, answer, row, turn, self._max_pixels))
+                return
+            answer.statuses[row] = status
+            if pixels is not None:
+                answer.pixels[row] = pixels
         except guard.Ended as end:
             pb_utils.Logger.log_warn(f"preprocessor: decoding a file of {len(image)} bytes was ended by {end}")
             answer.statuses[row] = imaging.Status.CORRUPT
-        else:
-            if pixels is not None:
-                answer.pixels[row] = pixels
+        except Exception as error:  # a mistake of ours; it costs one request
+            answer.error = error
+        finally:
+            answer.end()
 
 
 class _Answer:
-    """The outputs of one request, while they are being filled: by `work`, which may leave some of it to `late`."""
+    """The outputs of one request, while they are being filled: by `work`, and by what `begin` and `end` count."""
 
     def __init__(self, request: Any, images: int, size: int) -> None:
         self._request = request  # its memory is what the images are read from
         self.pixels = np.zeros((images, size, size, 3), np.uint8)
         self.statuses = np.full((images, 1), imaging.Status.OK, np.int32)
         self.work: list[Future[None]] = []
-        self.late: list[Future[None]] = []
+        self.error: Exception | None = None
+        self._until = time.monotonic() + (request.timeout() or _FOREVER) / 1e6
+        self._lock = threading.Lock()
+        self._begun = self._ended = 0
+        self._sender: Any = None
+
+    def expired(self) -> bool:
+        """Whether the caller's time has passed, after which nobody looks at the answer: so nothing is done for it."""
+        if time.monotonic() > self._until:
+            self.error = TimeoutError("the request's time has passed")
+        return self.error is not None
+
+    def begin(self) -> int:
+        """One more piece of work that the answer must wait for; how many there were before."""
+        with self._lock:
+            self._begun += 1
+            return self._begun - 1
+
+    def end(self) -> None:
+        """A piece is done; with the last one the answer is sent, if nobody waits for it."""
+        with self._lock:
+            self._ended += 1
+            sender = self._sender if self._ended == self._begun else None
+        if sender is not None:
+            sender.send(self._response(), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def now_or_later(self) -> "Any | None":
         """The response; or None, and it is sent when the last picture is done."""
         wait(self.work)
-        if not self.late:
-            return self._response()
-        sender = self._request.get_response_sender()
-        left = iter(self.late[1:])  # whoever finds none left is the last
-
-        def one_is_done(_: "Future[None]") -> None:
-            if next(left, None) is None:
-                sender.send(self._response(), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-        for future in self.late:
-            future.add_done_callback(one_is_done)
-        return None
+        with self._lock:
+            if self._ended < self._begun:
+                self._sender = self._request.get_response_sender()
+                return None
+        return self._response()
 
     def _response(self) -> Any:
         try:
-            for future in (*self.work, *self.late):
+            for future in self.work:
                 future.result()
-        except Exception as error:  # a mistake of ours, as images raise ImageError only; it costs one request
+            if self.error is not None:
+                raise self.error
+        except Exception as error:  # images raise ImageError only: this is a mistake of ours, or too late
             pb_utils.Logger.log_error(f"preprocessor: {error!r}")
             return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError("preprocessing failed"))
         return pb_utils.InferenceResponse(

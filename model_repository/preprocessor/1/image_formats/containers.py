@@ -22,15 +22,18 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from .avif import boxes, check_avif_size
 from .errors import ImageError, Status, check_size
 from .exif import orientation_of
 from .flatten import flatten
 from .jpeg import read_jpeg
+from .tiff_errors import no_tiff_errors
 
 # PNG specification, section 8.2: first column and row of each pass, and the steps.
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 # Bytes of a value by its type; TIFF 6.0, section 2.
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
+_TIFF_FAX = (2, 3, 4)
 _TIFF_UNSIGNED = (1, 3, 4)
 _TIFF_SIDES = (TiffImagePlugin.IMAGEWIDTH, TiffImagePlugin.IMAGELENGTH)
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the caller's pool has the cores already
@@ -51,14 +54,19 @@ def read_container(kind: str, data: bytes, max_pixels: int) -> tuple[Image.Image
         _check_bmp(image, data)
     elif isinstance(image, TiffImagePlugin.TiffImageFile):
         _check_tiff(image, data, max_pixels)
-    image.load()
+    with no_tiff_errors():
+        image.load()
     if kind == "BMP":
         _check_bmp_palette(image, data)
     if kind == "PNG":
+        _check_png_palette(image, data)
         _check_png_rows(image, data)
     if kind == "TIFF":  # Pillow has turned it on loading
         return flatten(image, data), 1
-    return flatten(image, data), orientation_of(_exif(image))
+    flat = flatten(image, data)
+    if kind in ("GIF", "WEBP"):
+        flat = _on_white_canvas(flat, _first_frame(kind, data))
+    return flat, orientation_of(_exif(image))
 
 
 def _exif(image: ImageFile.ImageFile) -> bytes:
@@ -115,6 +123,14 @@ def _check_png_rows(image: ImageFile.ImageFile, data: bytes) -> None:
         raise ImageError(Status.CORRUPT, f"a PNG that lacks {missing} bytes of its rows")
 
 
+def _check_png_palette(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Pillow makes colours black that are not in the palette."""
+    if image.mode == "P":
+        colours = next(len(content) // 3 for kind, content, _ in _png_chunks(data) if kind == b"PLTE")
+        if int(np.asarray(image).max()) >= colours:
+            raise ImageError(Status.CORRUPT, f"a PNG that uses more colours than the {colours} of its palette")
+
+
 def _check_gif(data: bytes, max_pixels: int) -> None:
     """All blocks up to the trailer."""
     width, height = struct.unpack_from("<HH", data, 6)
@@ -156,16 +172,45 @@ def _check_webp(data: bytes, max_pixels: int) -> None:
 
 
 def _check_avif(data: bytes, max_pixels: int) -> None:
-    """The end of the media data; libavif looks at the rest itself."""
-    at = 0
-    while True:
-        size, kind = struct.unpack_from(">I4s", data, at)
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", data, at + 8)
-        size = size or len(data) - at  # 0: up to the end of the file
+    """The size of the coded picture, and the end of the media data; libavif looks at the rest itself."""
+    check_avif_size(data)
+    for kind, content in boxes(memoryview(data)):
         if kind == b"mdat":
-            return _check_tail(data[at : at + size])
-        at += max(8, size)
+            return _check_tail(bytes(content))
+    raise ImageError(Status.CORRUPT, "an AVIF without media data")
+
+
+Box = tuple[int, int, int, int]
+
+
+def _first_frame(kind: str, data: bytes) -> Box | None:
+    """Where the first frame of an animation lies on its canvas: left, top, right, bottom; None for all of it."""
+    if kind == "GIF":
+        at = 13 + _gif_palette(data[10])
+        while data[at] != 0x2C:
+            at += 2
+            while length := data[at]:
+                at += 1 + length
+            at += 1
+        left, top, width, height = struct.unpack_from("<HHHH", data, at + 1)
+        return left, top, left + width, top + height
+    at = 12
+    while at + 8 <= len(data) and data[at : at + 4] not in (b"VP8 ", b"VP8L"):
+        if data[at : at + 4] == b"ANMF":
+            left, top, width, height = (int.from_bytes(data[i : i + 3], "little") for i in range(at + 8, at + 20, 3))
+            return 2 * left, 2 * top, 2 * left + width + 1, 2 * top + height + 1
+        length = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + length + length % 2
+    return None
+
+
+def _on_white_canvas(image: Image.Image, frame: Box | None) -> Image.Image:
+    """What the first frame leaves open is transparent, so white; libraries take a colour of the palette, or black."""
+    if frame is None or frame == (0, 0, *image.size):
+        return image
+    canvas = Image.new("RGB", image.size, "white")
+    canvas.paste(image.crop(frame), frame[:2])
+    return canvas
 
 
 def _check_tail(coded: bytes) -> None:
@@ -215,18 +260,36 @@ def _check_tiff_directory(data: bytes, max_pixels: int) -> None:
 
 
 def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes, max_pixels: int) -> None:
-    """JPEG in TIFF (TIFF technical note 2): libtiff keeps libjpeg's warnings to itself, so read it strictly first."""
+    """What Pillow and libtiff let pass. JPEG in TIFF (technical note 2): libtiff keeps libjpeg's warnings to itself."""
     tags = image.tag_v2
+    image.info.pop("xmp", None)  # Pillow would turn the picture by it; EXIF counts, and nothing else
+    if tags.get(TiffImagePlugin.COMPRESSION) in _TIFF_FAX:
+        raise ImageError(Status.UNSUPPORTED, "fax codes, which cannot tell damage from a picture")
     if tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2 and tags.get(TiffImagePlugin.BITSPERSAMPLE, (8,))[0] > 8:
         raise ImageError(Status.UNSUPPORTED, "16 bits in separate planes, which Pillow mixes up")
+    offsets = tags.get(TiffImagePlugin.STRIPOFFSETS) or tags[TiffImagePlugin.TILEOFFSETS]
+    if len(offsets) < _tiff_parts(image):
+        raise ImageError(Status.CORRUPT, f"a TIFF with {len(offsets)} of {_tiff_parts(image)} strips or tiles")
     if tags.get(TiffImagePlugin.COMPRESSION) != 7:
         return
     tables = tags.get(TiffImagePlugin.JPEGTABLES, b"")[:-2]
-    offsets = tags.get(TiffImagePlugin.STRIPOFFSETS) or tags[TiffImagePlugin.TILEOFFSETS]
     lengths = tags.get(TiffImagePlugin.STRIPBYTECOUNTS) or tags[TiffImagePlugin.TILEBYTECOUNTS]
     for offset, length in zip(offsets, lengths, strict=True):
         part = data[offset : offset + length]
         read_jpeg(tables + part[2:] if tables else part, max_pixels)
+
+
+def _tiff_parts(image: TiffImagePlugin.TiffImageFile) -> int:
+    """How many strips or tiles it takes to hold all pixels."""
+    tags = image.tag_v2
+    planes = tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) if tags.get(TiffImagePlugin.PLANAR_CONFIGURATION) == 2 else 1
+    width, height = tags[TiffImagePlugin.IMAGEWIDTH], tags[TiffImagePlugin.IMAGELENGTH]
+    if TiffImagePlugin.STRIPOFFSETS in tags:
+        columns, rows = 1, -(-height // min(height, tags.get(TiffImagePlugin.ROWSPERSTRIP, height)))
+    else:
+        columns = -(-width // tags[TiffImagePlugin.TILEWIDTH])
+        rows = -(-height // tags[TiffImagePlugin.TILELENGTH])
+    return int(columns * rows * planes)
 
 
 CONTAINERS: dict[str, tuple[Callable[[io.BytesIO], ImageFile.ImageFile], Callable[[bytes, int], None] | None]] = {

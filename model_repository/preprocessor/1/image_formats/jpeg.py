@@ -44,6 +44,8 @@ def read_jpeg(data: bytes | memoryview, max_pixels: int) -> tuple[Image.Image, i
     check_size(width, height, max_pixels)
     if header.scans > _MAX_SCANS:
         raise ImageError(Status.CORRUPT, f"a JPEG of {header.scans} scans")
+    if header.missing:
+        raise ImageError(Status.CORRUPT, f"a JPEG without the pixels of {header.missing} of its components")
     buffer = _scratch(4 * width * height)
     try:
         pixels = simplejpeg.decode_jpeg(data, "RGBA", buffer=buffer, strict=True)
@@ -101,6 +103,7 @@ class _Header:
     height: int
     orientation: int
     scans: int
+    missing: int  # components that no scan holds: libjpeg takes zeros for them, without a warning
 
 
 def _header(data: bytes | memoryview) -> _Header:
@@ -108,20 +111,24 @@ def _header(data: bytes | memoryview) -> _Header:
     unless the first one holds the whole picture."""
     width = height = scans = components = 0
     orientation = 1
+    missing: set[int] = set()
     whole = False
     for marker, _, start, end in _segments(data):
         if marker == _SOS:
             scans += 1
-            if whole and data[start + 2] == components:
+            count = data[start + 2]
+            missing -= {data[i] for i in range(start + 3, start + 3 + 2 * count, 2)}
+            if whole and count == components:
                 break
         elif scans:
             continue
         elif marker in _SOF:
             height, width = (int.from_bytes(data[i : i + 2], "big") for i in (start + 3, start + 5))
             whole, components = marker in _SEQUENTIAL, data[start + 7]
+            missing = {data[i] for i in range(start + 8, start + 8 + 3 * components, 3)}
         elif marker == _APP1 and data[start + 2 : start + 8] == b"Exif\0\0":
             orientation = orientation_of(bytes(data[start + 2 : end]))
-    return _Header(width, height, orientation, scans)
+    return _Header(width, height, orientation, scans, len(missing))
 
 
 def work(data: bytes | memoryview) -> int:

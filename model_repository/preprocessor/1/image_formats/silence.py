@@ -1,13 +1,9 @@
 """Damaged files are everyday here: libraries report them to us, not to the log of the process."""
 
-import contextlib
-import ctypes
 import logging
 import threading
 import warnings
 from types import TracebackType
-
-from PIL import Image
 
 
 class Silence:
@@ -36,9 +32,5 @@ class Silence:
 
 
 def silence_pillow() -> None:
-    """Stop what does not go through `warnings`: Pillow's logger, and libtiff, which prints errors on stderr."""
+    """Stop what does not go through `warnings`: Pillow's logger."""
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
-    with contextlib.suppress(AttributeError, OSError):  # a Pillow without libtiff, or linked in a way unheard of
-        set_handler = ctypes.CDLL(Image.core.__file__).TIFFSetErrorHandler  # type: ignore[attr-defined]  # Pillow's C part
-        set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
-        set_handler(None)
