@@ -17,9 +17,10 @@ from gateway.errors import DeadlineExceeded, Overloaded
 from gateway.limiter import Limiter
 from gateway.observe import metrics
 
-WAIT_S = 0.08
+WAIT_S = 0.05
 """Seconds that a request may wait for a permit: long enough for places that are about to be free, and no queue."""
-MAX_WAITING = 256
+LEAST_WAITING = 8
+"""So many requests may wait in any case; more, if as many images are answered meanwhile."""
 SHARE = 0.875
 """Of a budget, that one caller may hold while it is larger than one request: the rest is for somebody else."""
 
@@ -108,7 +109,7 @@ class Admission:
         """Holds places for a request's images; raises `Overloaded` when there are none within `WAIT_S`.
 
         A request that is larger than the whole budget is let in when it is alone. Of those that wait, the caller
-        comes first that holds least.
+        comes first that holds least, and is refused first that holds most.
         """
         lane = self._lanes.get(claim.model) or self._lanes.setdefault(
             claim.model, _Lane(Limiter(claim.batch, self._max_images, self._target_s))
@@ -157,8 +158,11 @@ class Admission:
         self._admit_waiting()
 
     async def _wait(self, claim: Claim, lane: _Lane) -> None:
-        if len(self._waiting) >= MAX_WAITING:
-            raise self._overloaded(self._drained(lane))
+        if len(self._waiting) >= max(LEAST_WAITING, WAIT_S / lane.limiter.seconds_an_image):
+            last = max(self._waiting, key=lambda each: self._held[each.claim.caller])
+            if self._held[last.claim.caller] <= self._held[claim.caller]:
+                raise self._overloaded(self._drained(lane))
+            self._refuse(last)
         waiting = _Waiting(claim, lane)
         self._waiting.append(waiting)
         timer = asyncio.get_running_loop().call_later(WAIT_S, self._refuse, waiting)

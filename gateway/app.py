@@ -8,23 +8,30 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from gateway import __version__
+from gateway.access.keys import Keys
+from gateway.access.rates import Rates
 from gateway.admission import Admission
+from gateway.cache import Cache
 from gateway.errors import TidegateError
 from gateway.fetch import Fetch, fetch_nothing
 from gateway.images import ImageLimits
 from gateway.inference import Inference
+from gateway.leaving import notice
 from gateway.observe import logging as logs
 from gateway.observe import metrics
-from gateway.settings import Settings, load_settings
+from gateway.settings import Settings, listed, load_settings
 from gateway.triton import Triton
-from gateway.triton.client import TritonClient
+from gateway.triton.client import Tls, TritonClient
 from gateway.triton.discovery import Discovery
 from gateway.triton.leash import die_with_parent
+from gateway.triton.pool import Pool
 from gateway.web import classify, health, models, openapi, page, problems
 from gateway.web.gate import Gate
 from gateway.web.middleware import RequestMiddleware
@@ -33,6 +40,12 @@ if TYPE_CHECKING:
     from gateway.observe.tracing import Tracing
 
 
+CORS: dict[str, Any] = {
+    "allow_methods": ["GET", "HEAD", "POST"],
+    "allow_headers": ["Authorization", "X-API-Key", "X-Request-ID", "X-Request-Timeout", "traceparent", "tracestate"],
+    "expose_headers": ["X-Request-ID", "Server-Timing", "Retry-After", "WWW-Authenticate"],
+}
+"""What a page of an allowed origin may send and read. No credentials of the browser's own: keys are no cookies."""
 TARGET_SHARE = 0.25
 """Of the time for a request, in which what is admitted should be answered: the rest is for what differs."""
 FLUSH_S = 5.0
@@ -46,7 +59,9 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        client = triton or TritonClient(settings.triton_url)
+        client = Pool(
+            [triton] if triton else [TritonClient(each, _tls(settings)) for each in settings.triton_endpoints]
+        )
         discovery = Discovery(
             client,
             settings.default_model,
@@ -56,18 +71,31 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
         target_s = settings.request_timeout_s * TARGET_SHARE
         admission = Admission(settings.max_in_flight_images, settings.max_in_flight_bytes, target_s)
         limits = ImageLimits(settings.max_file_bytes, settings.max_pixels)
-        inference = Inference(client, discovery, admission, limits)
-        app.state.gate = Gate(settings, admission, discovery, inference, _fetch(settings, limits))
+        cache = Cache(settings.cache_bytes) if settings.cache_bytes else None
+        inference = Inference(client, discovery, admission, limits, cache)
+        rates = _rates(settings)
+        app.state.gate = Gate(
+            settings,
+            admission,
+            discovery,
+            inference,
+            _fetch(settings, limits),
+            Keys(settings.api_keys_file) if settings.api_keys_file else None,
+            rates,
+            settings.proxies,
+        )
         watch = asyncio.create_task(discovery.watch())
         tracing = _tracing(settings)
         try:
-            # for `gateway.web.protocol` and `gateway.web.middleware`
-            yield {"head_timeout_s": settings.head_timeout_s, "tracing": tracing}
+            with notice(settings.shutdown_delay_s) as leaving:
+                # for `gateway.web.protocol`, `gateway.web.middleware` and `gateway.web.health`
+                yield {"head_timeout_s": settings.head_timeout_s, "tracing": tracing, "leaving": leaving}
         finally:
             watch.cancel()
             with suppress(asyncio.CancelledError):
                 await watch
             await client.close()
+            await rates.close()
             if tracing is not None:
                 await tracing.close(min(FLUSH_S, settings.shutdown_grace_s))
 
@@ -77,18 +105,44 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
         description="A gate in front of NVIDIA Triton: photos in, labels out, never a made-up label.",
         lifespan=lifespan,
         redoc_url=None,
+        docs_url="/docs" if settings.docs else None,
+        openapi_url="/openapi.json" if settings.docs else None,
         redirect_slashes=False,  # a redirect would make the caller send its photos twice
         # FastAPI's own would be a second span for every request, with its path and query, and log exceptions' texts.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.add_middleware(RequestMiddleware, access_log=settings.access_log)
+    fault: ASGIApp = problems.fault
+    if settings.cors_origins:
+        cors = {**CORS, "allow_origins": listed(settings.cors_origins)}
+        app.add_middleware(CORSMiddleware, **cors)
+        fault = CORSMiddleware(fault, **cors)  # what it answers does not come through the other one
+    app.add_middleware(RequestMiddleware, access_log=settings.access_log, fault=fault)
     app.add_exception_handler(TidegateError, problems.on_tidegate_error)
     app.add_exception_handler(HTTPException, problems.on_http_exception)
-    for part in (classify, models, health, page):
-        app.include_router(part.router)
-        metrics.announce_routes((r.path, r.methods) for r in part.router.routes if isinstance(r, Route))
-    app.openapi = partial(openapi.describe, app)  # type: ignore[method-assign]  # FastAPI's own way to do it
+    for router in _routers(settings):
+        app.include_router(router)
+        metrics.announce_routes((r.path, r.methods) for r in router.routes if isinstance(r, Route))
+    app.openapi = partial(openapi.describe, app, keys=settings.api_keys_file is not None)  # type: ignore[method-assign]  # FastAPI's own way to do it
     return app
+
+
+def _routers(settings: Settings) -> list[APIRouter]:
+    routers = [classify.router, models.router, health.router]
+    if settings.metrics and settings.metrics_port is None:
+        routers.append(health.scrapes)
+    if settings.docs:
+        routers.append(page.router)
+    return routers
+
+
+def _rates(settings: Settings) -> Rates:
+    if not settings.rate_limit:
+        return Rates()
+    from gateway.access.storage import RedisWindows, parse_limits  # imported only where it is used: the extra `rates`
+
+    limits = parse_limits(settings.rate_limit)
+    url = settings.rate_storage
+    return Rates(limits, RedisWindows(url.get_secret_value()) if url else None)
 
 
 def _fetch(settings: Settings, limits: ImageLimits) -> Fetch:
@@ -103,6 +157,17 @@ def _fetch(settings: Settings, limits: ImageLimits) -> Fetch:
         timeout_s=settings.url_timeout_s,
         max_redirects=settings.url_max_redirects,
     ).fetch
+
+
+def _tls(settings: Settings) -> Tls | None:
+    if settings.triton_tls_ca_file is None:
+        return None
+    certificate, key = settings.triton_tls_cert_file, settings.triton_tls_key_file
+    return Tls(
+        settings.triton_tls_ca_file.read_bytes(),
+        certificate.read_bytes() if certificate else None,
+        key.read_bytes() if key else None,
+    )
 
 
 def _tracing(settings: Settings) -> Tracing | None:

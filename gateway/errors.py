@@ -10,7 +10,9 @@
     │   ├── TooManyImages          too_many_images
     │   ├── BodyTimeout            body_timeout
     │   ├── UnsupportedEncoding    unsupported_encoding
-    │   └── ModelNotFound          model_not_found
+    │   ├── ModelNotFound          model_not_found
+    │   ├── Unauthorized           unauthorized
+    │   └── RateLimited            rate_limited
     ├── Overloaded                 overloaded
     ├── DeadlineExceeded           deadline_exceeded
     ├── UpstreamError              Triton's side
@@ -100,6 +102,22 @@ class UnsupportedEncoding(RequestError):
 class ModelNotFound(RequestError):
     code = "model_not_found"
     title = "No such model"
+
+
+class Unauthorized(RequestError):
+    code = "unauthorized"
+    title = "An API key is needed"
+
+
+class RateLimited(RequestError):
+    """The caller has had its share for now; `retry_after` is in whole seconds."""
+
+    code = "rate_limited"
+    title = "Too many requests"
+
+    def __init__(self, detail: str, *, retry_after: int) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
 
 
 class Overloaded(TidegateError):

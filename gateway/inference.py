@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gateway.admission import Admission, Claim, Deadline
 from gateway.batches import Batch, make_batches
+from gateway.cache import Cache, Files, Row, Rows
 from gateway.errors import BadUpstreamResponse, ImageProblem, ModelNotReady
 from gateway.images import EncodedImage, ImageLimits, inspect
 from gateway.observe import metrics
@@ -59,11 +57,19 @@ class Classified:
 class Inference:
     """Joins the door (limits, admission) with Triton and its models."""
 
-    def __init__(self, triton: Triton, discovery: Discovery, admission: Admission, limits: ImageLimits) -> None:
+    def __init__(
+        self,
+        triton: Triton,
+        discovery: Discovery,
+        admission: Admission,
+        limits: ImageLimits,
+        cache: Cache | None = None,
+    ) -> None:
         self._triton = triton
         self._discovery = discovery
         self._admission = admission
         self._limits = limits
+        self._cache = cache
 
     async def classify(
         self,
@@ -79,31 +85,42 @@ class Inference:
         """
         inspected = [inspect(file, self._limits) if isinstance(file, bytes) else file for file in files]
         good = [(i, image.data) for i, image in enumerate(inspected) if isinstance(image, EncodedImage)]
-        outcomes: list[Outcome | None] = [x if isinstance(x, ImageProblem) else None for x in inspected]
-        answered = model
-        async with AsyncExitStack() as held:
-            with Stage("wait") as wait:
-                wait.note({"tidegate.images": len(good)})
-                claim = Claim(len(good), model.name, model.max_batch, caller)
-                await held.enter_async_context(self._admission.permit(claim))
-            with Stage("pad") as pad:
-                batches = make_batches(good, model.max_batch)
-                pad.note({"tidegate.images": len(good), "tidegate.batches": len(batches)})
-            for batch, answer in zip(batches, await self._ask_all(batches, model, deadline), strict=True):
-                answered = answer.model
-                for index, row in zip(batch.indices, answer.rows, strict=True):
-                    outcomes[index] = _outcome(row, answered, question)
-        done = [x for x in outcomes if x is not None]
-        if len(done) != len(files):
-            raise BadUpstreamResponse("An image was left without an answer.")
-        codes = [outcome.code if isinstance(outcome, ImageProblem) else "ok" for outcome in done]
+
+        def ask(files: Files) -> Awaitable[Rows]:
+            return self._ask_triton(files, model, deadline, caller)
+
+        rows = await (self._cache.answer(good, model, ask, deadline) if self._cache else ask(good))
+        outcomes = [
+            image if isinstance(image, ImageProblem) else _outcome(rows[i], question)
+            for i, image in enumerate(inspected)
+        ]
+        codes = [outcome.code if isinstance(outcome, ImageProblem) else "ok" for outcome in outcomes]
         for code in codes:
             metrics.IMAGES.labels(model.name, code).inc()
         if _NO_PROBABILITIES.code in codes and "ok" not in codes:
             raise BadUpstreamResponse("The model's answer is not usable.", private=NOT_NUMBERS)
-        return Classified(answered.version, done)
+        # While Triton exchanges a model's version, a request that takes several calls may meet both.
+        versions = {row.model.version for row in rows.values()} or {model.version}
+        return Classified(",".join(sorted(versions)), outcomes)
 
-    async def _ask_all(self, batches: list[Batch], model: Model, deadline: Deadline) -> list[_Answered]:
+    async def _ask_triton(self, files: Files, model: Model, deadline: Deadline, caller: str) -> Rows:
+        """From as many calls as the files' sizes and the model's batch need."""
+        rows: Rows = {}
+        async with AsyncExitStack() as held:
+            with Stage("wait") as wait:
+                wait.note({"tidegate.images": len(files)})
+                claim = Claim(len(files), model.name, model.max_batch, caller)
+                await held.enter_async_context(self._admission.permit(claim))
+            with Stage("pad") as pad:
+                batches = make_batches(files, model.max_batch)
+                pad.note({"tidegate.images": len(files), "tidegate.batches": len(batches)})
+            for batch, answer in zip(batches, await self._ask_all(batches, model, deadline), strict=True):
+                rows.update(zip(batch.indices, answer, strict=True))
+        if len(rows) != len(files):
+            raise BadUpstreamResponse("An image was left without an answer.")
+        return rows
+
+    async def _ask_all(self, batches: list[Batch], model: Model, deadline: Deadline) -> list[list[Row]]:
         if len(batches) == 1:  # the usual case needs no task
             return [await self._ask(batches[0], model, deadline)]
         calls = [asyncio.ensure_future(self._ask(batch, model, deadline)) for batch in batches]
@@ -113,8 +130,8 @@ class Inference:
             for call in calls:  # one failed or the caller left: the others are not needed
                 call.cancel()
 
-    async def _ask(self, batch: Batch, model: Model, deadline: Deadline) -> _Answered:
-        """One call to Triton."""
+    async def _ask(self, batch: Batch, model: Model, deadline: Deadline) -> list[Row]:
+        """One call to Triton: a row for each of the batch's images, in its order."""
         inputs = image_tensors(len(batch.indices), batch.row_bytes, batch.data, batch.lengths)
         with _counted(batch, model):
             answer = await self._infer(model, inputs, deadline)
@@ -125,19 +142,19 @@ class Inference:
             raise BadUpstreamResponse("The model's answer lacks an output.", private=str(missing)) from missing
         if len(statuses) != len(batch.indices):
             raise BadUpstreamResponse("The model's answer does not have the expected shape.", private=str(statuses))
-        model = await self._discovery.of_version(model, answer.model_version)
+        model = await self._discovery.of_version(model, answer.model_version, answer.endpoint)
         usable = usable_rows(probabilities, len(batch.indices), len(model.labels)).tolist()
-        rows: list[Row] = [
-            _problem(status) if status else row if fine else _NO_PROBABILITIES
+        rows = [
+            Row(_problem(status) if status else row if fine else _NO_PROBABILITIES, model)
             for status, row, fine in zip(statuses, probabilities, usable, strict=True)
         ]
-        broken = sum(row is _NO_PROBABILITIES for row in rows)
+        broken = sum(row.value is _NO_PROBABILITIES for row in rows)
         if broken:
             extra = {"model": model.name, "images": broken, "reason": NOT_NUMBERS}
             log.warning("A model answered with values that are no probabilities", extra=extra)
         else:
-            self._discovery.proved(model)
-        return _Answered(rows, model)
+            self._discovery.proved(model, answer.endpoint)
+        return rows
 
     async def _infer(self, model: Model, inputs: list[Tensor], deadline: Deadline) -> Answer:
         """Asks again while Triton exchanges the model's version, for which it is away for a moment."""
@@ -153,28 +170,18 @@ class Inference:
                 await asyncio.sleep(RETRY_S)
 
 
-Row = NDArray[np.float32] | ImageProblem
-
-
-@dataclass(frozen=True)
-class _Answered:
-    """A batch's probabilities FP32 `[classes]`, or problem, of each row, and the model as it was when it answered."""
-
-    rows: list[Row]
-    model: Model
-
-
 def _problem(status: int) -> ImageProblem:
     if status not in _STATUS:
         raise BadUpstreamResponse("The preprocessor gave an unknown status.", private=f"IMAGE_STATUS {status}")
     return _STATUS[status]
 
 
-def _outcome(row: Row, model: Model, question: Question) -> Outcome:
-    if isinstance(row, ImageProblem):
-        return row
-    k = min(5, len(model.labels)) if question.top_k is None else question.top_k
-    return top_k(row, model.labels, k, question.threshold)
+def _outcome(row: Row, question: Question) -> Outcome:
+    if isinstance(row.value, ImageProblem):
+        return row.value
+    labels = row.model.labels
+    k = min(5, len(labels)) if question.top_k is None else question.top_k
+    return top_k(row.value, labels, k, question.threshold)
 
 
 @contextmanager

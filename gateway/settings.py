@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+import ssl
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from gateway.fetch.guard import Guard, parse_hosts, parse_networks
+from gateway.access.keys import KeysError, read_keys
+from gateway.fetch.guard import Guard, Network, parse_hosts, parse_networks
 
 PREFIX = "TIDEGATE_"
 Port = Annotated[int, Field(ge=1, le=65535)]
 MIB = 1024 * 1024
+SECRET = frozenset({"rate_storage"})
+"""Settings whose values are not shown: a password may be in them."""
 
 
 class SettingsError(Exception):
@@ -27,12 +33,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _one_endpoint(url: str) -> str:
-    target = url.removeprefix("dns:///")
-    name, _, port = target.rpartition(":")
-    if not name or not port.isdigit() or "/" in target or "," in target:
-        raise ValueError("write host:port or dns:///name:port, for example localhost:8001")
-    return url
+def _endpoints(urls: str) -> str:
+    endpoints = [url.strip() for url in urls.split(",")]
+    for url in endpoints:
+        target = url.removeprefix("dns:///")
+        name, _, port = target.rpartition(":")
+        if not name or not port.isdigit() or "/" in target:
+            raise ValueError("write host:port or dns:///name:port, or several with commas: gpu1:8001,gpu2:8001")
+    if len(set(endpoints)) < len(endpoints):
+        raise ValueError("it names an endpoint twice")
+    return ",".join(endpoints)
 
 
 def _collector(endpoint: str | None) -> str | None:
@@ -57,6 +67,59 @@ def _fetcher(allowed: bool) -> bool:
     return allowed
 
 
+def _unless_empty(value: object) -> object:
+    return value or None  # as compose and Kubernetes leave a variable that nobody filled in
+
+
+def _keys(file: Path | None) -> Path | None:
+    if file is not None:
+        try:
+            read_keys(file)
+        except KeysError as error:
+            raise ValueError(str(error)) from error
+    return file
+
+
+def _limits(text: str) -> str:
+    if text:
+        try:
+            from gateway.access.storage import parse_limits  # only where it is asked for: it brings limits and redis
+        except ImportError as missing:
+            raise ValueError("rates need more packages: pip install 'tidegate[rates]'") from missing
+        parse_limits(text)
+    return text
+
+
+def _storage(url: SecretStr | None) -> SecretStr | None:
+    if url is not None and not re.fullmatch(r"rediss?://[^\s/]+(/\d*)?(\?\S*)?", url.get_secret_value()):
+        raise ValueError("write the address of a Redis, for example redis://localhost:6379/0")
+    return url
+
+
+def _origins(text: str) -> str:
+    for origin in listed(text):
+        if origin != "*" and not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:-]+", origin):
+            raise ValueError(f"{origin!r} is not an origin: write * or https://app.example.com, with commas between")
+    return text
+
+
+def _readable(file: Path | None) -> Path | None:
+    if file is not None:
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise ValueError(f"{error.strerror}: {file}") from error
+    return file
+
+
+File = Annotated[Path | None, BeforeValidator(_unless_empty), AfterValidator(_readable)]
+
+
+def listed(text: str) -> list[str]:
+    """The entries of a list with commas."""
+    return [entry for part in text.split(",") if (entry := part.strip())]
+
+
 def _hosts(text: str) -> str:
     parse_hosts(text)
     return text
@@ -65,6 +128,20 @@ def _hosts(text: str) -> str:
 def _networks(text: str) -> str:
     parse_networks(text)
     return text
+
+
+def _check_tls(cert: Path, key: Path | None, client_ca: Path | None) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password=lambda: "")  # it would ask at the terminal else
+    except (ssl.SSLError, ValueError) as error:
+        names = f"{PREFIX}TLS_CERT_FILE and {PREFIX}TLS_KEY_FILE"
+        raise ValueError(f"{names} are not a certificate and its key, in PEM, without a password") from error
+    try:
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except ssl.SSLError as error:
+        raise ValueError(f"{PREFIX}TLS_CLIENT_CA_FILE has no certificates in PEM") from error
 
 
 class Settings(BaseSettings):
@@ -81,8 +158,9 @@ class Settings(BaseSettings):
     workers: int = Field(default=1, ge=1, le=64)
     """Gateway processes. One carries about 1,000 photos a second; they share the port and the metrics."""
 
-    triton_url: Annotated[str, AfterValidator(_one_endpoint)] = "localhost:8001"
-    """Triton's gRPC endpoint: `host:port`, or `dns:///name:port` to spread over all addresses of a name."""
+    triton_url: Annotated[str, AfterValidator(_endpoints)] = "localhost:8001"
+    """Triton's gRPC endpoint: `host:port`, or `dns:///name:port` to spread over all addresses of a name. Several,
+    with commas between them, share the load."""
     default_model: str = "ensemble_model"
     """The model that answers when the caller names none; its probe decides readiness."""
     probe_interval_s: float = Field(default=5.0, gt=0, le=60)
@@ -108,12 +186,18 @@ class Settings(BaseSettings):
     """Slowest body that is tolerated, in bytes a second on average, once it has taken longer than a silence may."""
     keep_alive_s: int = Field(default=75, ge=1, le=3600)
     """Seconds that an idle connection is kept: longer than the usual 60 s of load balancers."""
+    shutdown_delay_s: float = Field(default=1.0, ge=0, le=600)
+    """Seconds after SIGTERM in which requests are still taken, while `/readyz` says 503: balancers need them."""
     shutdown_grace_s: int = Field(default=30, ge=0, le=600)
     """Seconds that requests in flight may take to finish after SIGTERM."""
     max_in_flight_images: int = Field(default_factory=lambda: max(256, 64 * cores()), ge=1)
     """Images admitted at one time in one worker; more are `overloaded`. Default: 64 a processor, at least 256."""
     max_in_flight_bytes: int = Field(default=512 * MIB, ge=1)
     """Bytes of request bodies held at one time in one worker, those that are still arriving included."""
+
+    cache_bytes: int = Field(default=0, ge=0)
+    """Bytes of answers that a worker keeps, for images that it is asked for again; 0: none. An answer of 1,000 classes
+    takes 4,400. Only of models with a certificate."""
 
     allow_urls: Annotated[bool, AfterValidator(_fetcher)] = False
     """Fetch images that a caller names by http or https address, from public hosts only: docs/urls.md."""
@@ -126,6 +210,36 @@ class Settings(BaseSettings):
     """Seconds that one image may take, redirects included; never more than what is left of the request's time."""
     url_max_redirects: int = Field(default=3, ge=0, le=20)
     """Redirects that are followed for one image; each is checked like a first address."""
+
+    api_keys_file: Annotated[Path | None, BeforeValidator(_unless_empty), AfterValidator(_keys)] = None
+    """File of API keys, made by `tidegate keys`: docs/access.md. Unset: whoever reaches the port may call."""
+    rate_limit: Annotated[str, AfterValidator(_limits)] = ""
+    """Images of one key, or else of one address, such as `600/minute` or `10/second; 600/minute`. Empty: no limit."""
+    rate_storage: Annotated[SecretStr | None, BeforeValidator(_unless_empty), AfterValidator(_storage)] = None
+    """Redis that counts for several workers and gateways: `redis://host:6379/0`. Unset: this worker's memory."""
+    trusted_proxies: Annotated[str, AfterValidator(_networks)] = ""
+    """Networks of proxies whose X-Forwarded-For is believed, such as `10.0.0.0/8, fd00::/8`. Empty: nobody's."""
+    cors_origins: Annotated[str, AfterValidator(_origins)] = ""
+    """Origins whose pages may call from a browser, such as `https://app.example.com`, or `*`. Empty: none."""
+    docs: bool = True
+    """Serve `/docs`, `/openapi.json` and the page at `/`."""
+    metrics: bool = True
+    """Serve `/metrics`."""
+    metrics_port: Annotated[Port | None, BeforeValidator(_unless_empty)] = None
+    """Port of its own for `/metrics`, without TLS, which is then not on the gateway's port."""
+
+    tls_cert_file: File = None
+    """Certificate, with its chain, in PEM: the gateway then speaks HTTPS. Read at the start."""
+    tls_key_file: File = None
+    """Its private key, in PEM, without a password. Unset: it is in the certificate's file."""
+    tls_client_ca_file: File = None
+    """Authorities, in PEM: callers must show a certificate of theirs, probes too."""
+    triton_tls_ca_file: File = None
+    """Authorities, in PEM, that Triton's certificate must come from: gRPC then goes over TLS. Read at the start."""
+    triton_tls_cert_file: File = None
+    """Certificate, with its chain, in PEM, that is shown to Triton."""
+    triton_tls_key_file: File = None
+    """Its private key, in PEM."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line that is written."""
@@ -148,6 +262,42 @@ class Settings(BaseSettings):
     triton_metrics_port: Port = 8002
     """Metrics port of the embedded Triton."""
 
+    @model_validator(mode="after")
+    def _together(self) -> Settings:
+        """What does not go with something else."""
+        if self.rate_limit and self.workers > 1 and self.rate_storage is None:
+            raise ValueError(
+                f"{PREFIX}RATE_LIMIT with {PREFIX}WORKERS={self.workers}: each worker would count for itself; "
+                f"set {PREFIX}RATE_STORAGE to a Redis, or one worker"
+            )
+        if self.metrics_port == self.port:
+            raise ValueError(f"{PREFIX}METRICS_PORT is the gateway's own port; leave it unset to serve both there")
+        if (self.triton_tls_cert_file is None) != (self.triton_tls_key_file is None):
+            raise ValueError(f"{PREFIX}TRITON_TLS_CERT_FILE and {PREFIX}TRITON_TLS_KEY_FILE go together")
+        if self.triton_tls_cert_file and not self.triton_tls_ca_file:
+            raise ValueError(f"{PREFIX}TRITON_TLS_CERT_FILE needs {PREFIX}TRITON_TLS_CA_FILE, which turns TLS on")
+        if (self.tls_key_file or self.tls_client_ca_file) and not self.tls_cert_file:
+            raise ValueError(f"{PREFIX}TLS_KEY_FILE and {PREFIX}TLS_CLIENT_CA_FILE need {PREFIX}TLS_CERT_FILE")
+        if self.tls_cert_file:
+            _check_tls(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
+        return self
+
+    @property
+    def proxies(self) -> tuple[Network, ...]:
+        """Whose X-Forwarded-For is believed."""
+        return parse_networks(self.trusted_proxies)
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls_cert_file else 'http'}://{host}:{self.port}"
+
+    @property
+    def triton_endpoints(self) -> list[str]:
+        """Those of `triton_url`, each for itself."""
+        return self.triton_url.split(",")
+
     @property
     def guard(self) -> Guard:
         """What may be fetched, where `allow_urls` is set."""
@@ -164,12 +314,26 @@ def load_settings(**overrides: object) -> Settings:
     try:
         return Settings(**overrides)  # type: ignore[arg-type]  # pydantic checks the values
     except ValidationError as error:
-        raise SettingsError(
-            "\n".join(
-                f"{PREFIX}{str(e['loc'][0]).upper()}={e['input']!r}: {e['msg'].removeprefix('Value error, ')}"
-                for e in error.errors()
-            )
-        ) from error
+        raise SettingsError("\n".join(map(_wrong, error.errors()))) from error
+
+
+def _wrong(error: ErrorDetails) -> str:
+    sentence = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return sentence  # about several
+    name = str(error["loc"][0])
+    value = "…" if name in SECRET else repr(error["input"])
+    return f"{PREFIX}{name.upper()}={value}: {sentence}"
+
+
+def keys_file() -> Path | None:
+    """What `api_keys_file` is set to, whether or not there is such a file yet."""
+    return _KeysFile().api_keys_file
+
+
+class _KeysFile(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_file=".env", extra="ignore")
+    api_keys_file: Annotated[Path | None, BeforeValidator(_unless_empty)] = None
 
 
 def _unknown(name: str, known: set[str]) -> str:

@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from gateway.errors import TidegateError
 from gateway.triton import Tensor
 from gateway.triton.fake import FakeTriton
+from tests.certificates import Pair
 
 CALL_S = 10.0
 
@@ -72,17 +73,27 @@ class GrpcTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 @contextmanager
-def grpc_triton(fake: FakeTriton) -> Iterator[GrpcTriton]:
-    """Serves `fake` at its `url`."""
+def grpc_triton(fake: FakeTriton, tls: tuple[Pair, Pair | None] | None = None) -> Iterator[GrpcTriton]:
+    """Serves `fake` at its `url`; with `tls` by that certificate, to clients of that authority if there is one."""
     server = grpc.server(ThreadPoolExecutor(8))
     triton = GrpcTriton(fake)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
-    triton.url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    if tls is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", _credentials(*tls))
+    triton.url = f"127.0.0.1:{port}"
     server.start()
     try:
         yield triton
     finally:
         server.stop(None).wait()
+
+
+def _credentials(own: Pair, clients: Pair | None) -> grpc.ServerCredentials:
+    pairs = [(own.key.read_bytes(), own.certificate.read_bytes())]
+    authority = clients.certificate.read_bytes() if clients else None
+    return grpc.ssl_server_credentials(pairs, authority, require_client_auth=clients is not None)
 
 
 def _packed(strings: np.ndarray[Any, Any]) -> bytes:

@@ -70,7 +70,8 @@ def metric(client: httpx.Client, name: str, **labels: str) -> float:
 def tidegate(*arguments: str, **settings: object) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A process of the command, and a client of it once it is alive."""
     (port,) = free_ports(1)
-    environment = {f"TIDEGATE_{name.upper()}": str(value) for name, value in {"port": port, **settings}.items()}
+    given = {"port": port, "shutdown_delay_s": 0, **settings}
+    environment = {f"TIDEGATE_{name.upper()}": str(value) for name, value in given.items()}
     command = [sys.executable, "-m", "gateway.cli", *arguments]
     process = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True

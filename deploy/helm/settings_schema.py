@@ -14,8 +14,10 @@ from gateway.settings import Settings
 
 SCHEMA = Path(__file__).parent / "tidegate" / "values.schema.json"
 
-CHARTS_OWN = {"host", "port", "triton_url", "shutdown_grace_s"}
+CHARTS_OWN = {"host", "port", "triton_url", "shutdown_grace_s", "api_keys_file", "metrics_port"}
 """Set by the chart itself, because other parts of it depend on them."""
+TLS = {name for name in Settings.model_fields if "tls_" in name}
+"""Ends in front of the gateway here: probes and the chart's Triton speak none."""
 OF_UP = {"model_repository", "triton_http_port", "triton_grpc_port", "triton_metrics_port"}
 """Of `tidegate up`, which no container runs."""
 KEPT = ("type", "enum", "anyOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern")
@@ -30,7 +32,7 @@ def settings() -> dict[str, Any]:
             **{key: field[key] for key in KEPT if key in field},
         }
         for name, field in fields.items()
-        if name not in CHARTS_OWN | OF_UP
+        if name not in CHARTS_OWN | TLS | OF_UP
     }
 
 

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import signal
+import ssl
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -13,7 +14,9 @@ from typing import Any
 
 import uvicorn
 
+from gateway.access.callers import is_loopback
 from gateway.observe import logging as logs
+from gateway.observe.scrape import scraped_at
 from gateway.settings import Settings, describe_settings, load_settings
 from gateway.triton.local import LocalTritonError, check_port_free
 from gateway.web.protocol import Protocol
@@ -46,20 +49,32 @@ def serve(settings: Settings) -> int:
     """Serves with `settings` until a signal; 1 when the port cannot be had."""
     try:
         check_port_free(settings.host, settings.port, "TIDEGATE_PORT")
+        if settings.metrics_port:
+            check_port_free(settings.host, settings.metrics_port, "TIDEGATE_METRICS_PORT")
     except LocalTritonError as error:
         print(f"tidegate: {error}", file=sys.stderr)
         return 1
     log.info(
         "Tidegate is listening",
-        extra={"url": f"http://{settings.host}:{settings.port}", "triton": settings.triton_url},
+        extra={"url": settings.url, "triton": settings.triton_url},
     )
+    _say_who_may_call(settings)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn has its own handler, and repeats the signal at its end
     with ExitStack() as stack:
         if settings.workers > 1:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-metrics-"))
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # inherited by the workers, read at their first import
+        if settings.metrics and settings.metrics_port:
+            stack.enter_context(scraped_at(settings.host, settings.metrics_port))
         uvicorn.run("gateway.app:worker", **server_options(settings))
     return 0
+
+
+def _say_who_may_call(settings: Settings) -> None:
+    if settings.api_keys_file is not None:
+        return
+    sentence = "There are no API keys: whoever reaches the port may call"
+    log.log(logging.INFO if is_loopback(settings.host) else logging.WARNING, sentence)
 
 
 def server_options(settings: Settings) -> dict[str, Any]:
@@ -79,4 +94,9 @@ def server_options(settings: Settings) -> dict[str, Any]:
         "log_config": None,
         "access_log": False,
         "server_header": False,
+        "proxy_headers": False,  # believed by `gateway.access.callers`, from whom the settings say
+        "ssl_certfile": settings.tls_cert_file,
+        "ssl_keyfile": settings.tls_key_file,
+        "ssl_ca_certs": settings.tls_client_ca_file,
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if settings.tls_client_ca_file else ssl.CERT_NONE,
     }

@@ -48,10 +48,14 @@ LIMIT = Gauge(
     ["model"],
     multiprocess_mode="livesum",
 )
+CACHE = Counter("tidegate_cache", "Images looked up in the cache: hit, miss", ["outcome"])
+CACHE_BYTES = Gauge("tidegate_cache_bytes", "Bytes of the answers that are kept", multiprocess_mode="livesum")
 URL_FETCHES = Counter("tidegate_url_fetches", "Images given by address: ok, the error code, cancelled", ["outcome"])
 REJECTED = Counter("tidegate_rejected", "Requests refused at the door", ["reason"])
 RATE_STORAGE_UP = Gauge(
-    "tidegate_rate_storage_up", "1 while TIDEGATE_RATE_STORAGE counts; 0: each worker for itself",
+    "tidegate_rate_storage_up",
+    "1 while the rates are counted in TIDEGATE_RATE_STORAGE, 0 while each worker counts its own",
+    ["storage"],
     multiprocess_mode="livemin",
 )
 TRITON_READY = Gauge(
@@ -60,6 +64,7 @@ TRITON_READY = Gauge(
     ["endpoint"],
     multiprocess_mode="livemin",
 )
+TRITON_RETRIES = Counter("tidegate_triton_retries", "Calls to Triton that were made once more: no connection, or lost")
 MODELS = Gauge(
     "tidegate_models",
     "Models of Triton by state: ready, not_loaded, certificate (it does not fit what runs), unusable",

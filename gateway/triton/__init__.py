@@ -1,7 +1,7 @@
 """What the gateway needs from a Triton, in its own words.
 
-`Triton` is the port; `gateway.triton.client` speaks gRPC through it, `gateway.triton.fake` answers in memory.
-One contract test runs on both.
+`Triton` is the port; `gateway.triton.client` speaks gRPC through it, `gateway.triton.fake` answers in memory,
+`gateway.triton.pool` makes several into one. One contract test runs on all.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Answer:
-    """Outputs by name, and the version that computed them. BYTES outputs are object arrays of `bytes`."""
+    """Outputs by name, and which version computed them where. BYTES outputs are object arrays of `bytes`."""
 
     model_version: str
     outputs: Mapping[str, NDArray[Any]]
+    endpoint: str = ""
 
 
 @dataclass(frozen=True)

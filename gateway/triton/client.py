@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -36,6 +37,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, object], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1000),  # a Triton that comes back is used within about a second
     # A Triton that was started anew has another address behind its DNS name; gRPC's own 30 s are long to wait for it.
     ("grpc.dns_min_time_between_resolutions_ms", 5000),
+    # Data that nobody acknowledges for 10 s end the connection (TCP_USER_TIMEOUT, which gRPC sets only together with
+    # keepalive): a machine that vanished says nothing. Triton ends one that is pinged more often than every 300 s.
+    ("grpc.keepalive_time_ms", 330_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
 )
 
@@ -108,12 +113,21 @@ def _attributes(endpoint: str) -> dict[str, str | int]:
     }
 
 
+@dataclass(frozen=True)
+class Tls:
+    """PEM: the authorities that Triton's certificate must come from, and what is shown to Triton, if anything."""
+
+    authorities: bytes
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+
+
 class TritonClient:
     """A `Triton` at `endpoint` (`host:port` or `dns:///name:port`). Make it after a fork, in a running loop."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, tls: Tls | None = None) -> None:
         self.endpoint = endpoint
-        self._channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        self._channel = _channel(endpoint, tls)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._attributes = _attributes(endpoint)
 
@@ -139,7 +153,7 @@ class TritonClient:
         stages.note(self._attributes)
         response = await self._call(self._stub.ModelInfer, request, timeout, stages.metadata())
         stages.note(_OK)
-        return Answer(response.model_version, _outputs(response))
+        return Answer(response.model_version, _outputs(response), self.endpoint)
 
     async def index(self, *, timeout: float) -> list[ModelState]:
         response = await self._call(self._stub.RepositoryIndex, service_pb2.RepositoryIndexRequest(), timeout)
@@ -164,6 +178,13 @@ class TritonClient:
             raise DeadlineExceeded("The deadline passed before the inference server was asked.")
         with _translated():
             return await method(message, timeout=timeout, metadata=metadata)
+
+
+def _channel(endpoint: str, tls: Tls | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.authorities, tls.key, tls.certificate)
+    return grpc.aio.secure_channel(endpoint, credentials, options=CHANNEL_OPTIONS)
 
 
 def _outputs(response) -> dict[str, NDArray[Any]]:  # type: ignore[no-untyped-def]  # generated, untyped

@@ -11,12 +11,16 @@ another version, or of other preprocessing, than what runs would answer wrongly 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import struct
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,6 +39,7 @@ from gateway.observe import metrics
 from gateway.predictions import check_probabilities
 from gateway.triton import ModelConfig, ModelState, Tensor, Triton
 from gateway.triton.certificates import find_certificate, not_ready, text_at, weights_of
+from gateway.triton.pool import NEVER, Member, Pool
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +50,7 @@ PROBE_TIMEOUT_S = 2.0  # an orchestrator's own probe should not time out first
 RETRY_INTERVAL_S = 0.5
 FRESH_S = 1.0
 REDISCOVER_S = 30.0
-NEVER = float("-inf")
+STATES = ("ready", "not_loaded", "certificate", "unusable")
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,14 @@ class Model:
     max_batch: int
     labels: tuple[str, ...]
     certificate: Mapping[str, Any] | None = None
+
+    @cached_property
+    def identity(self) -> str | None:
+        """What no other engine has: name, version, and the hash of the certificate; None without one."""
+        if self.certificate is None:
+            return None
+        text = json.dumps(self.certificate, sort_keys=True)
+        return f"{self.name}/{self.version}/{hashlib.sha256(text.encode()).hexdigest()}"
 
     @property
     def precision(self) -> str | None:
@@ -86,7 +99,7 @@ class Readiness:
 
 
 class Discovery:
-    """The models of one Triton, kept up to date by `watch`.
+    """The models of a Triton, or of all Tritons of a pool, kept up to date by `watch`.
 
     A model with random weights is not ready as the default one, unless `allow_random_weights`: a caller that names
     no model asks what is on a picture, not how fast the network runs.
@@ -95,97 +108,159 @@ class Discovery:
     def __init__(
         self, triton: Triton, default_model: str, interval_s: float, *, allow_random_weights: bool = False
     ) -> None:
-        self._triton = triton
+        pool = triton if isinstance(triton, Pool) else Pool([triton])
+        self._default = default_model
+        self._catalogues = {
+            member.triton.endpoint: Catalogue(member, default_model, interval_s, allow_random_weights, self._count)
+            for member in pool.members
+        }
+
+    async def watch(self) -> None:
+        """Probes every Triton for ever."""
+        await asyncio.gather(*(catalogue.watch() for catalogue in self._catalogues.values()))
+
+    async def check(self, max_age_s: float = FRESH_S) -> Readiness:
+        """Whether any Triton answers, as seen at most `max_age_s` ago; any number of callers share one probe."""
+        best, *others = self._best_first()
+        if not (await best.check(max_age_s)).ready:
+            await asyncio.gather(*(each.check(max_age_s) for each in others))
+        return self.readiness
+
+    @property
+    def readiness(self) -> Readiness:
+        """Of the Triton that does best."""
+        return self._best_first()[0].readiness
+
+    def models(self) -> list[Model]:
+        models = {name: model for each in reversed(self._best_first()) for name, model in each.models.items()}
+        return [models[name] for name in sorted(models)]
+
+    def broken(self) -> list[str]:
+        """Models that a Triton knows and that cannot be used now."""
+        known = {name for each in self._best_first() for name in each.broken}
+        return sorted(known - {model.name for model in self.models()})
+
+    async def get(self, name: str | None) -> Model:
+        """The model to ask; raises `ModelNotFound`, `ModelNotReady` or `UpstreamUnavailable`."""
+        name = name or self._default
+        if not any(name in each.models or name in each.broken for each in self._catalogues.values()):
+            await self.check()
+        best_first = self._best_first()
+        for each in best_first:
+            if name in each.models:
+                return each.models[name]
+        if self.readiness.error and not any(each.states for each in best_first):
+            raise self.readiness.error
+        reasons = [each.broken[name] for each in best_first if name in each.broken]
+        if reasons or name == self._default:
+            raise ModelNotReady("The model is not ready.", private=reasons[0].private if reasons else "not served")
+        raise ModelNotFound("There is no model of this name; GET /v1/models lists them.")
+
+    async def of_version(self, model: Model, version: str, endpoint: str) -> Model:
+        """`model` as of the version that answered at `endpoint`: it may be another than the one that was asked for.
+
+        Raises `ModelNotReady` when it was exchanged once more, an `UpstreamError` when Triton cannot be asked.
+        """
+        return model if version == model.version else await self._at(endpoint).of_version(model.name, version)
+
+    def proved(self, model: Model, endpoint: str) -> None:
+        """A real request was answered at `endpoint` by `model`: for the default model that is as good as a probe."""
+        if model.name == self._default:
+            self._at(endpoint).proved_at = time.monotonic()
+
+    def _at(self, endpoint: str) -> Catalogue:
+        return self._catalogues[endpoint] if len(self._catalogues) > 1 else next(iter(self._catalogues.values()))
+
+    def _best_first(self) -> list[Catalogue]:
+        """Those that are ready, then those that can be reached."""
+        return sorted(self._catalogues.values(), key=lambda each: _badness(each.readiness))
+
+    def _count(self) -> None:
+        """Of each state the most models that any Triton has."""
+        for state in STATES:
+            metrics.MODELS.labels(state).set(max(each.counts[state] for each in self._catalogues.values()))
+
+
+class Catalogue:
+    """What one Triton serves. `models` can be used, `broken` cannot, `states` is its own index of both."""
+
+    def __init__(
+        self,
+        member: Member,
+        default_model: str,
+        interval_s: float,
+        allow_random_weights: bool,
+        on_learnt: Callable[[], None],
+    ) -> None:
+        self._member = member
+        self._triton = member.triton
         self._default = default_model
         self._interval_s = interval_s
         self._allow_random_weights = allow_random_weights
-        self._models: dict[str, Model] = {}
-        self._broken: dict[str, TidegateError] = {}
-        self._states: dict[str, ModelState] = {}
+        self._on_learnt = on_learnt
+        self.models: dict[str, Model] = {}
+        self.broken: dict[str, TidegateError] = {}
+        self.states: dict[str, ModelState] = {}
+        self.counts = dict.fromkeys(STATES, 0)
+        self.proved_at = NEVER
         self._learnt_at = NEVER
-        self._proved_at = NEVER
         self._lock = asyncio.Lock()
         self.readiness = Readiness(UpstreamUnavailable("The inference server was not reached yet."), NEVER)
 
     async def watch(self) -> None:
-        """Probes for ever: often while Triton is away, seldom while it answers."""
+        """Probes for ever: often while Triton is away or a call to it has failed, seldom while it answers."""
         while True:
+            self._member.doubt.clear()
             await self.check(max_age_s=0)
-            await asyncio.sleep(self._interval_s if self.readiness.ready else RETRY_INTERVAL_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)
+            if self.readiness.ready:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._member.doubt.wait(), self._interval_s - RETRY_INTERVAL_S)
 
-    async def check(self, max_age_s: float = FRESH_S) -> Readiness:
-        """The state of Triton as seen at most `max_age_s` ago; any number of callers share one probe."""
+    async def check(self, max_age_s: float) -> Readiness:
+        """The state of this Triton as seen at most `max_age_s` ago."""
         asked_at = time.monotonic()
         async with self._lock:
             if self.readiness.checked_at < asked_at - max_age_s:
                 await self._probe()
         return self.readiness
 
-    def models(self) -> list[Model]:
-        return [self._models[name] for name in sorted(self._models)]
-
-    def broken(self) -> list[str]:
-        """Models that Triton knows and that cannot be used now."""
-        return sorted(self._broken)
-
-    async def get(self, name: str | None) -> Model:
-        """The model to ask; raises `ModelNotFound`, `ModelNotReady` or `UpstreamUnavailable`."""
-        name = name or self._default
-        if name not in self._models and name not in self._broken:
-            await self.check()
-        if name in self._models:
-            return self._models[name]
-        if self.readiness.error and not self._states:
-            raise self.readiness.error
-        if name in self._broken or name == self._default:
-            reason = self._broken.get(name)
-            raise ModelNotReady("The model is not ready.", private=reason.private if reason else "not served")
-        raise ModelNotFound("There is no model of this name; GET /v1/models lists them.")
-
-    async def of_version(self, model: Model, version: str) -> Model:
-        """`model` as of the version that answered: Triton may have exchanged it since its labels were learnt.
-
-        Raises `ModelNotReady` when it was exchanged once more, an `UpstreamError` when Triton cannot be asked.
-        """
-        if version == model.version:
-            return model
+    async def of_version(self, name: str, version: str) -> Model:
+        """The model as of this version, which is the one that is served here, or raises `ModelNotReady`."""
         async with self._lock:  # those who come together ask once
-            known = self._models.get(model.name)
+            known = self.models.get(name)
             if known is None or known.version != version:
                 await self._learn()
-                known = self._models.get(model.name)
+                known = self.models.get(name)
         if known is None or known.version != version:
-            raise not_ready(f"version {version} of {model.name} answered, and is not served any more")
+            raise not_ready(f"version {version} of {name} answered, and is not served any more")
         return known
-
-    def proved(self, model: Model) -> None:
-        """A real request was answered by `model`: for the default model that is as good as a probe."""
-        if model.name == self._default:
-            self._proved_at = time.monotonic()
 
     async def _probe(self) -> None:
         try:
             stale = time.monotonic() - self._learnt_at > REDISCOVER_S
             if stale or not self.readiness.ready:
                 await self._learn()
-            if self._default not in self._models:
-                raise self._broken.get(self._default) or ModelNotReady(
+            if self._default not in self.models:
+                raise self.broken.get(self._default) or ModelNotReady(
                     "The default model is not served.", private=f"no {self._default} with a task"
                 )
             # Under full load a probe would wait behind the very requests that prove the same.
-            if time.monotonic() - self._proved_at > FRESH_S:
-                await _classify_probe(self._triton, self._models[self._default])
+            if self.proved_at < max(time.monotonic() - FRESH_S, self._member.failed_at):
+                await _classify_probe(self._triton, self.models[self._default])
         except TidegateError as error:
             if isinstance(error, UpstreamUnavailable):
-                self._states = {}
+                self.states = {}
+            self._member.probed(error)
             self._report(_unready(error))
         else:
+            self._member.probed(None)
             self._report(None)
 
     def _report(self, error: TidegateError | None) -> None:
         endpoint, before = self._triton.endpoint, self.readiness
         if error is None and before.error is not None:
-            log.info("Triton is ready", extra={"endpoint": endpoint, "models": ", ".join(self._models)})
+            log.info("Triton is ready", extra={"endpoint": endpoint, "models": ", ".join(self.models)})
         elif error is not None and (before.checked_at == NEVER or type(error) is not type(before.error)):
             reason = error.private or error.detail
             log.warning("Triton is not ready", extra={"endpoint": endpoint, "reason": reason})
@@ -196,14 +271,14 @@ class Discovery:
         """Looks, and looks again when a good model is suddenly none: Triton exchanges a version step by step."""
         for again in (True, True, True, False):
             models, broken, states = await self._look()
-            if not again or not self._models.keys() & broken.keys():
+            if not again or not self.models.keys() & broken.keys():
                 break
             await asyncio.sleep(RETRY_INTERVAL_S)
         for name, error in broken.items():
-            before, reason = self._broken.get(name), error.private or error.detail
+            before, reason = self.broken.get(name), error.private or error.detail
             if before is None or reason != (before.private or before.detail):  # else it is known already
                 log.warning("A model cannot be used", extra={"model": name, "reason": reason})
-        self._models, self._broken, self._states = models, broken, states
+        self.models, self.broken, self.states = models, broken, states
         self._learnt_at = time.monotonic()
 
     async def _look(self) -> tuple[dict[str, Model], dict[str, TidegateError], dict[str, ModelState]]:
@@ -220,7 +295,8 @@ class Discovery:
                 configs[name] = await self._triton.config(name, timeout=PROBE_TIMEOUT_S)
             else:
                 broken[name] = not_ready(state.reason or "not loaded")
-        counts = {"ready": 0, "not_loaded": len(broken), "certificate": 0, "unusable": 0}
+        counts = dict.fromkeys(STATES, 0)
+        counts["not_loaded"] = len(broken)
         for name, config in configs.items():
             if "task" not in config.parameters:
                 continue  # a step of an ensemble, or nothing of ours
@@ -236,8 +312,8 @@ class Discovery:
             except TidegateError as error:  # this model's trouble is not the others'
                 broken[name] = error
             counts[count_as] += 1
-        for count_as, count in counts.items():
-            metrics.MODELS.labels(count_as).set(count)
+        self.counts = counts
+        self._on_learnt()
         return models, broken, states
 
     async def _admit(self, config: ModelConfig, certificate: Mapping[str, Any] | None) -> Model:
@@ -247,10 +323,14 @@ class Discovery:
         try:
             model = await _describe(self._triton, config)
         except (DeadlineExceeded, Overloaded):
-            if config.name not in self._models:
+            if config.name not in self.models:
                 raise
-            model = self._models[config.name]  # busy is not broken
+            model = self.models[config.name]  # busy is not broken
         return replace(model, certificate=certificate)
+
+
+def _badness(readiness: Readiness) -> int:
+    return 0 if readiness.ready else 2 if isinstance(readiness.error, UpstreamUnavailable) else 1
 
 
 def _precedence(state: ModelState) -> tuple[bool, int, str]:

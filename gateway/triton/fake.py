@@ -72,9 +72,9 @@ class FakeTriton:
                 [f"{p[k]:f}:{k}:{self._label(k)}".encode() for k in row]
                 for p, row in zip(probabilities, order, strict=True)
             ]
-            return Answer(self.version, {CLASSIFICATION: np.array(strings, dtype=object)})
+            return Answer(self.version, {CLASSIFICATION: np.array(strings, dtype=object)}, self.endpoint)
         statuses = np.zeros((rows, 1), dtype=np.int32)
-        return Answer(self.version, {CLASSIFICATION: probabilities, IMAGE_STATUS: statuses})
+        return Answer(self.version, {CLASSIFICATION: probabilities, IMAGE_STATUS: statuses}, self.endpoint)
 
     def _label(self, index: int) -> str:
         return f"class {index}" if self.version == "1" else f"class {index} of version {self.version}"

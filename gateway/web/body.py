@@ -84,6 +84,11 @@ async def read_upload(request: Request, settings: Settings, grow: Callable[[int]
     return replace(upload, parameters=one_value_each([*query, *upload.parameters.items()]))
 
 
+async def drain(request: Request, settings: Settings) -> None:
+    """For a refusal before the body was looked at, the same as after one in the middle of it."""
+    await _Body(request, settings, lambda size: None).drain()
+
+
 async def _read(request: Request, body: _Body, settings: Settings) -> Upload:
     encodings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
     if {encoding.strip() for encoding in encodings} - {"", "identity"}:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
+from gateway.access import Caller
 from gateway.errors import ImageProblem, NoUsableImage
 from gateway.inference import Outcome
 from gateway.observe.logging import request_id
 from gateway.observe.stages import Stage, Timeline
 from gateway.web import openapi, parameters, schemas
+from gateway.web.access import counted_caller
 from gateway.web.body import File, read_upload
 from gateway.web.gate import Gate, GateDep
 
@@ -24,6 +26,7 @@ router = APIRouter(tags=["classify"])
     responses=openapi.responses(
         openapi.JSON,
         openapi.CLASSIFIED,
+        "unauthorized",
         "model_not_found",
         "body_too_large",
         "too_many_images",
@@ -31,6 +34,7 @@ router = APIRouter(tags=["classify"])
         "invalid_parameter",
         "missing_image",
         "no_usable_image",
+        "rate_limited",
         "bad_upstream_response",
         "overloaded",
         "upstream_unavailable",
@@ -42,20 +46,22 @@ router = APIRouter(tags=["classify"])
 )
 async def classify(request: Request, gate: GateDep) -> Response:
     """Images as a form, as JSON, or as a bare body; one result for each, in the order sent."""
+    caller = await counted_caller(request, gate)
     with gate.admission.hold() as grow:
-        return await _classify(request, gate, grow)
+        return await _classify(request, gate, caller, grow)
 
 
-async def _classify(request: Request, gate: Gate, grow: Callable[[int], None]) -> Response:
+async def _classify(request: Request, gate: Gate, caller: Caller, grow: Callable[[int], None]) -> Response:
     with Stage("read") as read:
         upload = await read_upload(request, gate.settings, grow)
         read.note({"tidegate.images": len(upload.files)})
+    await gate.rates.add(caller.identity, len(upload.files))
     deadline = parameters.deadline(request, gate.settings)
-    model = await gate.discovery.get(upload.parameters.get("model"))
+    wanted = caller.asked_model(upload.parameters.get("model"), gate.settings.default_model)
+    model = await gate.discovery.get(wanted)
     question = parameters.question(upload.parameters, model)
     files = await gate.fetch([file.content for file in upload.files], deadline, grow)
-    caller = request.client.host if request.client else ""
-    answer = await gate.inference.classify(files, model, question, deadline, caller)
+    answer = await gate.inference.classify(files, model, question, deadline, caller.identity)
     timeline: Timeline = request.scope["state"]["timeline"]
     with Stage("encode"):
         results = [_result(i, file, x) for i, (file, x) in enumerate(zip(upload.files, answer.outcomes, strict=True))]

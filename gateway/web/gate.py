@@ -7,6 +7,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from gateway.access.callers import Network
+from gateway.access.keys import Keys
+from gateway.access.rates import Rates
 from gateway.admission import Admission
 from gateway.fetch import Fetch
 from gateway.inference import Inference
@@ -23,6 +26,9 @@ class Gate:
     discovery: Discovery
     inference: Inference
     fetch: Fetch
+    keys: Keys | None
+    rates: Rates
+    proxies: tuple[Network, ...]
 
 
 async def _gate(request: Request) -> Gate:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
+from gateway.errors import Overloaded
 from gateway.observe import metrics
 from gateway.web import openapi, schemas
 from gateway.web.gate import GateDep
 from gateway.web.problems import problem_of
 
 router = APIRouter(tags=["operations"])
+scrapes = APIRouter(tags=["operations"])
 
 
 @router.get("/livez", summary="Is this process alive", responses=openapi.responses(openapi.JSON, {"status": "ok"}))
@@ -25,17 +27,21 @@ async def livez() -> schemas.Health:
     "/readyz",
     summary="Can it classify",
     response_model=schemas.Health,
-    responses=openapi.responses(openapi.JSON, {"status": "ready"}, "upstream_unavailable", "model_not_ready"),
+    responses=openapi.responses(
+        openapi.JSON, {"status": "ready"}, "overloaded", "upstream_unavailable", "model_not_ready"
+    ),
 )
-async def readyz(gate: GateDep) -> Response:
-    """200 when a real, tiny inference through Triton succeeded within the last second."""
+async def readyz(request: Request, gate: GateDep) -> Response:
+    """200 when a real, tiny inference through Triton succeeded within the last second, and no end is near."""
+    if request.state.leaving.is_set():
+        return problem_of(Overloaded("This gateway is about to end: ask another one.", retry_after=1))
     readiness = await gate.discovery.check()
     if readiness.error:  # returned, not raised: a probe each second is no news for the log
         return problem_of(readiness.error)
     return JSONResponse({"status": "ready"})
 
 
-@router.get(
+@scrapes.get(
     "/metrics",
     summary="Prometheus metrics",
     response_class=Response,

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.observe import metrics
 from gateway.observe.logging import request_id
 from gateway.observe.stages import NANOSECOND, Span, Timeline
-from gateway.web.problems import CLIENT_CLOSED_REQUEST, internal_error
+from gateway.web.headers import CACHE, SAFE
+from gateway.web.problems import CLIENT_CLOSED_REQUEST
 
 if TYPE_CHECKING:  # it needs the extra `otel`
     from gateway.observe.tracing import Tracing
@@ -24,15 +25,20 @@ log = logging.getLogger("gateway.access")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _QUIET = frozenset({"/livez", "/readyz", "/metrics"})  # asked every few seconds: they begin no traces of their own
+_SAFE = [(name.lower().encode(), value.encode()) for name, value in SAFE.items()]
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class RequestMiddleware:
-    """Request id, `Server-Timing`, metrics, traces, access log; routes find the request's `state["timeline"]`."""
+    """Request id, `Server-Timing`, headers for browsers, metrics, traces, access log; `fault` answers for a fault.
 
-    def __init__(self, app: ASGIApp, *, access_log: bool) -> None:
+    Routes find the request's `state["timeline"]`, and may leave the name of its API key in `state["key"]`.
+    """
+
+    def __init__(self, app: ASGIApp, *, access_log: bool, fault: ASGIApp) -> None:
         self._app = app
         self._access_log = access_log
+        self._fault = fault
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,6 +61,9 @@ class RequestMiddleware:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = own_id
                 headers["Server-Timing"] = ", ".join(f"{k};dur={v * 1000:.2f}" for k, v in timeline.timings().items())
+                headers.raw.extend(_SAFE)
+                for name, value in CACHE.items():
+                    headers.setdefault(name, value)
             try:
                 await send(message)
             except Exception:  # what a transport raises when the other end is gone differs by event loop
@@ -73,20 +82,20 @@ class RequestMiddleware:
             log.exception("Unhandled error")
             if begun:  # all that is left is to break the answer off
                 raise
-            await internal_error()(scope, receive, send_with_headers)
+            await self._fault(scope, receive, send_with_headers)
         finally:
             end = time.perf_counter_ns()
             route: str | None = getattr(scope.get("route"), "path", None)
-            self._count(route or "unmatched", method, status, (end - timeline.start) * NANOSECOND)
+            self._count(route or "unmatched", method, status, (end - timeline.start) * NANOSECOND, state.get("key"))
             if timeline.span is not None:
                 _end(timeline.span, route, method, status, end)
 
-    def _count(self, route: str, method: str, status: int, seconds: float) -> None:
+    def _count(self, route: str, method: str, status: int, seconds: float, key: str | None) -> None:
         metrics.REQUESTS.labels(route, method, status).inc()
         metrics.REQUEST_SECONDS.labels(route).observe(seconds)
         if self._access_log:
             extra = {"method": method, "route": route, "status": status, "ms": round(seconds * 1000, 2)}
-            log.info("request", extra=extra)
+            log.info("request", extra=extra if key is None else {**extra, "key": key})
 
 
 def _timeline(scope: Scope, method: str) -> Timeline:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from gateway.triton.discovery import Model
 from gateway.web import openapi, schemas
+from gateway.web.access import known_caller
 from gateway.web.gate import GateDep
 
 router = APIRouter(tags=["models"])
@@ -13,17 +14,20 @@ router = APIRouter(tags=["models"])
 
 @router.get(
     "/v1/models",
-    responses=openapi.responses(openapi.JSON, openapi.MODEL_LIST, "upstream_unavailable", "model_not_ready"),
+    responses=openapi.responses(
+        openapi.JSON, openapi.MODEL_LIST, "unauthorized", "upstream_unavailable", "model_not_ready"
+    ),
     summary="List the models",
 )
-async def list_models(gate: GateDep) -> schemas.ModelList:
-    """Every model that can be named in a request, and the names of those that cannot be served now."""
+async def list_models(request: Request, gate: GateDep) -> schemas.ModelList:
+    """Every model that the caller can name in a request, and the names of those that cannot be served now."""
+    caller = await known_caller(request, gate)
     readiness = await gate.discovery.check()
     models = gate.discovery.models()
     if readiness.error and not models:
         raise readiness.error
-    data = [_out(model, readiness.ready) for model in models]
-    return schemas.ModelList(data=data, unavailable=gate.discovery.broken())
+    data = [_out(model, readiness.ready) for model in models if caller.may_use(model.name)]
+    return schemas.ModelList(data=data, unavailable=list(filter(caller.may_use, gate.discovery.broken())))
 
 
 @router.get(
@@ -31,6 +35,7 @@ async def list_models(gate: GateDep) -> schemas.ModelList:
     responses=openapi.responses(
         openapi.JSON,
         openapi.MODEL_DETAIL,
+        "unauthorized",
         "model_not_found",
         "not_found",  # a name with a slash is another path
         "upstream_unavailable",
@@ -38,10 +43,11 @@ async def list_models(gate: GateDep) -> schemas.ModelList:
     ),
     summary="One model, its certificate and its labels",
 )
-async def get_model(name: str, gate: GateDep) -> schemas.ModelDetail:
+async def get_model(request: Request, name: str, gate: GateDep) -> schemas.ModelDetail:
     """The model's task, version and limits, the certificate of its engine, and the names of its classes, in order."""
+    caller = await known_caller(request, gate)
     readiness = await gate.discovery.check()
-    model = await gate.discovery.get(name)
+    model = await gate.discovery.get(caller.asked_model(name, gate.settings.default_model))
     certificate = None if model.certificate is None else dict(model.certificate)
     return schemas.ModelDetail(**dict(_out(model, readiness.ready)), certificate=certificate, labels=list(model.labels))
 

@@ -15,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from gateway.triton.discovery import PROBE_PICTURE
+from gateway.web.headers import CACHE, SAFE
 from gateway.web.problems import MEDIA_TYPE, STATUS, TITLES, document
 from gateway.web.schemas import ClassifyRequest, Problem
 
@@ -194,6 +195,9 @@ _HEADERS = {
         "required": True,
         "schema": {"type": "string", "pattern": r"^[a-z]+;dur=[0-9]+\.[0-9]+(, [a-z]+;dur=[0-9]+\.[0-9]+)*$"},
     },
+    **{name: {"required": True, "schema": {"const": value}} for name, value in SAFE.items()},
+    "Cache-Control": {"required": True, "schema": {"enum": [*CACHE.values(), "no-cache"]}},
+    "WWW-Authenticate": {"description": "how to show a key", "required": True, "schema": {"const": "Bearer"}},
     "Retry-After": {
         "description": "seconds after which to ask again",
         "required": True,
@@ -205,11 +209,18 @@ _HEADERS = {
         "schema": {"type": "string", "pattern": "^[A-Z]+(, [A-Z]+)*$"},
     },
 }
-_ONLY_WITH = {"Retry-After": "503", "Allow": "405"}
+_ONLY_WITH = {"WWW-Authenticate": ("401",), "Retry-After": ("429", "503"), "Allow": ("405",)}
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "an API key of the operator's: tg_…"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
-    """The document, made once: the framework's own, without what it makes up, and with what every answer has."""
+def describe(app: FastAPI, *, keys: bool = False) -> dict[str, Any]:
+    """The document, made once: the framework's own, without what it makes up, and with what every answer has.
+
+    With `keys` it says that the routes that can answer 401 need one.
+    """
     if app.openapi_schema is None:
         page = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         _, own = models_json_schema(
@@ -223,6 +234,10 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for operations in page["paths"].values():
             for operation in operations.values():
                 _complete(operation)
+                if keys and "401" in operation["responses"]:
+                    operation["security"] = [{name: []} for name in _KEYS]
+        if keys:
+            components["securitySchemes"] = _KEYS
         app.openapi_schema = page
     return app.openapi_schema
 
@@ -233,5 +248,5 @@ def _complete(operation: dict[str, Any]) -> None:
     if JSON in answers.get("422", {}).get("content", {}):  # FastAPI's own, for values that it would have parsed
         del answers["422"]
     for status, answer in answers.items():
-        everywhere = [name for name in _HEADERS if _ONLY_WITH.get(name, status) == status]
+        everywhere = [name for name in _HEADERS if status in _ONLY_WITH.get(name, (status,))]
         answer.setdefault("headers", {}).update({name: {"$ref": f"#/components/headers/{name}"} for name in everywhere})

@@ -9,14 +9,25 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from gateway.errors import ClientLeft, NoUsableImage, Overloaded, TidegateError, UpstreamError, descendants
+from gateway.errors import (
+    ClientLeft,
+    NoUsableImage,
+    Overloaded,
+    RateLimited,
+    TidegateError,
+    Unauthorized,
+    UpstreamError,
+    descendants,
+)
 from gateway.observe.logging import request_id
 
 log = logging.getLogger(__name__)
 
 STATUS: dict[str, int] = {
     "malformed_request": 400,
+    "unauthorized": 401,
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,
@@ -27,6 +38,7 @@ STATUS: dict[str, int] = {
     "invalid_parameter": 422,
     "missing_image": 422,
     "no_usable_image": 422,
+    "rate_limited": 429,
     "internal_error": 500,
     "bad_upstream_response": 502,
     "overloaded": 503,
@@ -76,9 +88,11 @@ async def on_tidegate_error(request: Request, error: Exception) -> Response:
 
 
 def problem_of(error: TidegateError) -> Response:
-    """The problem document of an error; a 503 says when to come again."""
+    """The problem document of an error; a 503 and a 429 say when to come again, a 401 what is missing."""
     headers = {}
-    if isinstance(error, Overloaded):
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    elif isinstance(error, Overloaded | RateLimited):
         headers["Retry-After"] = str(math.ceil(error.retry_after))
     elif isinstance(error, UpstreamError) and STATUS[error.code] == 503:
         headers["Retry-After"] = str(UPSTREAM_RETRY_AFTER_S)
@@ -103,6 +117,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     return problem(code, "The request could not be processed.", headers=headers)
 
 
-def internal_error() -> Response:
-    """For a fault of ours; the log has the traceback under the same request id."""
-    return problem("internal_error", "Something went wrong here; the request id finds it in the log.")
+async def fault(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers for a fault of ours; the log has the traceback under the same request id."""
+    answer = problem("internal_error", "Something went wrong here; the request id finds it in the log.")
+    await answer(scope, receive, send)

@@ -17,11 +17,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.observe.logging import request_id
+from gateway.web.headers import CACHE, SAFE
 from gateway.web.problems import problem
 
 MAX_HEAD_BYTES = 64 * 1024
 KNOCKS_S = (0.1, 0.1, 0.5)
 NOT_HTTP = "This is not an HTTP/1.1 request."
+TOO_LONG = f"The request's line and headers are over {MAX_HEAD_BYTES} bytes."
 METHODS = "GET, HEAD, POST"  # of all routes together: a method that the parser does not know reaches none of them
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -30,8 +32,10 @@ _BEGINS_LIKE_ONE = re.compile(_TOKEN + rb"( |$)")
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection. The lifespan's state gives `head_timeout_s`, the time for a request's line and headers."""
+    """One connection. The lifespan's state gives `head_timeout_s`, the time for a request's line and headers, and the
+    event `leaving`, after which no connection is kept."""
 
+    _head_bytes = 0
     _outside_bodies = 0  # bytes since the last that belonged to a body, or ended a head or a request
     _upgrading = False
     _head_timer: asyncio.TimerHandle | None = None
@@ -70,6 +74,8 @@ class Protocol(HttpToolsProtocol):
         """A caller that has sent all and only listens now gets its answer; then the connection closes."""
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             return None
+        if self.scheme == "https":  # TLS has no half of a connection
+            return None
         self.cycle.keep_alive = False
         self._knock_timer = self.loop.call_later(KNOCKS_S[0], self._knock, KNOCKS_S[1:])
         return True
@@ -96,31 +102,46 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserInvalidURLError:
             self.send_400_response(NOT_HTTP)
             return
+        except httptools.HttpParserCallbackError:
+            if self._head_bytes <= MAX_HEAD_BYTES:
+                raise
+            self.send_400_response(TOO_LONG)
+            return
         except httptools.HttpParserError:
             self._refuse_line(data)
             return
         if self._line is not None:
             self._line += data
         if self._outside_bodies > MAX_HEAD_BYTES:
-            self.send_400_response(f"The request's line and headers are over {MAX_HEAD_BYTES} bytes.")
+            self.send_400_response(TOO_LONG)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._line = bytearray()
+        self._head_bytes = 0
         if self._head_timer is None:
             self._start_head_timer()
 
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._line = None
+        self._head_bytes += len(name) + len(value) + 4
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._line = None
         self._outside_bodies = 0
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError(TOO_LONG)  # the parser stops, and `data_received` sees why
         self._upgrading = self.parser.should_upgrade()
         if not self._upgrading:
             self._stop_head_timer()
             super().on_headers_complete()
+            if self.app_state["leaving"].is_set():
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._outside_bodies = 0
@@ -186,7 +207,8 @@ class Protocol(HttpToolsProtocol):
             return
         own_id = uuid.uuid4().hex
         request_id.set(own_id)
-        headers = {"Connection": "close", "X-Request-ID": own_id, "Server-Timing": "total;dur=0.00", **(more or {})}
+        own = {"Connection": "close", "X-Request-ID": own_id, "Server-Timing": "total;dur=0.00"}
+        headers = {**own, **SAFE, **CACHE, **(more or {})}
         answer: Response = problem(code, detail, headers=headers)
         phrase = HTTPStatus(answer.status_code).phrase
         head = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import yaml
 
 from gateway import __version__
+from gateway.access.keys import add_key
 from gateway.errors import UpstreamUnavailable
 from gateway.settings import PREFIX, Settings, load_settings
 from gateway.triton.fake import FakeTriton
@@ -38,7 +40,7 @@ from tests.deploy.charts import (
     refusal,
     render,
 )
-from tests.servers import ROOT
+from tests.servers import ROOT, running_gateway
 
 # The oldest that the chart is for, one in the middle, and the newest whose schemas are at hand.
 KUBERNETES = ("1.30", "1.34", "1.37")
@@ -75,6 +77,10 @@ CASES: dict[str, Mapping[str, Any]] = {
     "nobody-watches": {"networkPolicy": {"prometheus": [], "clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}},
     "a-claim-of-ones-own": {"device": "gpu", "modelRepository": KEPT, "triton": {"modelControl": "poll"}},
     "a-claim-on-cpus": {"modelRepository": {**KEPT, "folder": "a/b"}, "triton": {"replicas": 3}},
+    "keys-and-metrics-apart": {
+        "gateway": {"apiKeys": {"existingSecret": "photo-keys", "checkSecret": "check-key"}, "metricsPort": 9090},
+        "prometheus": {"serviceMonitor": {"enabled": True}},
+    },
     "everything-placed": {
         "fullnameOverride": "tide",
         "images": {"registry": "registry.example.com/team/", "pullSecrets": ["pull"], "pullPolicy": "Always"},
@@ -214,6 +220,9 @@ def test_the_schema_knows_the_gateways_settings() -> None:
         ({"gateway": {"image": {"tag": "latest"}}}, "tag"),
         ({"gateway": {"image": {"repository": "tidegate-gateway:latest"}}}, "repository"),
         ({"gateway": {"replicas": 0}}, "replicas"),
+        ({"gateway": {"settings": {"api_keys_file": "/keys.json"}}}, "api_keys_file"),
+        ({"gateway": {"settings": {"tls_cert_file": "/cert.pem"}}}, "tls_cert_file"),
+        ({"gateway": {"metricsPort": 8080}}, "metricsPort"),
         ({"triton": {"autoscaling": {"kind": "vpa"}}}, "kind"),
         ({"device": "tpu"}, "device"),
         ({"networkPolicy": {"dns": []}}, "dns"),
@@ -261,7 +270,7 @@ def test_pods_are_restricted(documents: list[Document]) -> None:
         assert spec["securityContext"]["runAsUser"] > 0, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         for volume in spec["volumes"]:
-            assert volume.keys() - {"name"} <= {"emptyDir", "configMap", "persistentVolumeClaim"}, name
+            assert volume.keys() - {"name"} <= {"emptyDir", "configMap", "persistentVolumeClaim", "secret"}, name
         for container in containers(spec):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -405,7 +414,11 @@ def settings_of(documents: list[Document]) -> Settings:
             patch.delenv(name)
         for name, value in environment(container).items():
             patch.setenv(name, value)
-        return load_settings(_env_file=None)
+        with tempfile.TemporaryDirectory() as folder:
+            if PREFIX + "API_KEYS_FILE" in environment(container):  # the secret's
+                add_key(Path(folder) / "keys.json", "alice")
+                patch.setenv(PREFIX + "API_KEYS_FILE", f"{folder}/keys.json")
+            return load_settings(_env_file=None)
 
 
 def test_the_gateway_accepts_its_environment(documents: list[Document]) -> None:
@@ -413,9 +426,40 @@ def test_the_gateway_accepts_its_environment(documents: list[Document]) -> None:
     settings = settings_of(documents)
     (container,) = named(documents, "Deployment", "-gateway")["spec"]["template"]["spec"]["containers"]
     assert settings.host == "0.0.0.0"
-    assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports.pop("http") == settings.port
+    assert ports == ({"metrics": settings.metrics_port} if settings.metrics_port else {})
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     assert {name for name in environment(container) if name.startswith(PREFIX)} <= known
+
+
+def test_keys_come_from_a_secret() -> None:
+    """As a folder, read-only, where the gateway looks; nobody's key is in the chart."""
+    documents = rendered("keys-and-metrics-apart")
+    spec = template(documents, "-gateway")["spec"]
+    (container,) = spec["containers"]
+    file = Path(environment(container)["TIDEGATE_API_KEYS_FILE"])
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "keys"]
+    assert mount == {"name": "keys", "mountPath": str(file.parent), "readOnly": True}
+    assert {"name": "keys", "secret": {"secretName": "photo-keys"}} in spec["volumes"]
+    (check,) = named(documents, "Pod", "-check")["spec"]["containers"]
+    assert check["env"] == [
+        {"name": "TIDEGATE_KEY", "valueFrom": {"secretKeyRef": {"name": "check-key", "key": "key"}}}
+    ]
+    assert "TIDEGATE_API_KEYS_FILE" not in environment(
+        template(rendered("defaults"), "-gateway")["spec"]["containers"][0]
+    )
+
+
+def test_metrics_on_a_port_of_their_own_are_for_prometheus() -> None:
+    """Its monitor asks there, the policy lets it in, and no Ingress or route leads there."""
+    documents = rendered("keys-and-metrics-apart")
+    monitor = named(documents, "ServiceMonitor", "-gateway")
+    assert [endpoint["port"] for endpoint in monitor["spec"]["endpoints"]] == ["metrics"]
+    callers, prometheus = named(documents, "NetworkPolicy", "-gateway")["spec"]["ingress"]
+    assert callers["ports"] == [{"port": "http", "protocol": "TCP"}]
+    assert prometheus["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    assert prometheus["from"]
 
 
 def test_numbers_stay_numbers() -> None:
@@ -632,3 +676,16 @@ def test_the_check_of_helm_test(own_client: httpx.Client, fake: FakeTriton, brok
     service = named(rendered("defaults"), "Service", "-gateway")
     assert pod["spec"]["containers"][0]["args"] == [service["metadata"]["name"], "80"]
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_the_check_shows_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
+    """Where the gateway wants one, it comes from a secret."""
+    (config,) = [d for d in of_kind(rendered("defaults"), "ConfigMap") if "check.py" in d["data"]]
+    scope: dict[str, Any] = {"__name__": "check"}
+    exec(config["data"]["check.py"], scope)
+    _, key = add_key(tmp_path / "keys.json", "check")
+    if sent:
+        monkeypatch.setenv("TIDEGATE_KEY", key)
+    with running_gateway(Settings(api_keys_file=tmp_path / "keys.json"), FakeTriton()) as client:
+        assert scope["main"](client.base_url.host, client.base_url.port, patience_s=5) == int(not sent)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from gateway.admission import MAX_WAITING, WAIT_S, Admission, Claim, Deadline
+from gateway.admission import LEAST_WAITING, WAIT_S, Admission, Claim, Deadline
 from gateway.errors import DeadlineExceeded, Overloaded
 
 
@@ -104,15 +105,21 @@ def test_one_caller_does_not_get_everything() -> None:
 
 
 def test_who_waits_is_bounded() -> None:
-    """Beyond that there is no waiting."""
+    """Beyond that there is no waiting; but somebody who holds less takes the place of one who holds more."""
 
     async def test() -> None:
-        admission, never = door(), asyncio.Event()
-        async with admission.permit(claim(16)):
-            crowd = [asyncio.create_task(holding(admission, claim(1), never)) for _ in range(MAX_WAITING)]
+        admission, never = door(max_images=100), asyncio.Event()
+        async with admission.permit(claim(80, "hog")), admission.permit(claim(20, "other")):
+            crowd = [asyncio.create_task(holding(admission, claim(1, "hog"), never)) for _ in range(LEAST_WAITING)]
             await asyncio.sleep(0)
-            await asyncio.wait_for(refused(admission, claim(1)), WAIT_S / 2)
-            results = await asyncio.gather(*crowd, return_exceptions=True)
+            start = time.monotonic()
+            await refused(admission, claim(1, "hog"))
+            assert time.monotonic() - start < WAIT_S / 2
+            modest = asyncio.create_task(holding(admission, claim(1, "modest"), never))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert [task.done() for task in crowd].count(True) == 1
+            results = await asyncio.gather(*crowd, modest, return_exceptions=True)
             assert {type(result) for result in results} == {Overloaded}
 
     run(test())

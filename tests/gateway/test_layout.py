@@ -52,6 +52,12 @@ def test_one_module_goes_out() -> None:
     assert importers(GATEWAY, "gateway.fetch.fetcher") == {"gateway/app.py", "gateway/settings.py"}
 
 
+def test_one_module_counts_elsewhere() -> None:
+    """Only the storage of rates imports limits and redis, and it is imported only where a rate is set."""
+    assert importers(GATEWAY, "limits", "redis") == {"gateway/access/storage.py"}
+    assert importers(GATEWAY, "gateway.access.storage") == {"gateway/app.py", "gateway/settings.py"}
+
+
 def test_only_web_knows_http() -> None:
     """Frameworks stay in web/, in the place where the parts are joined, and in the command that serves."""
     inside = importers(GATEWAY, "fastapi", "starlette", "uvicorn", "multipart")
@@ -69,6 +75,10 @@ def test_only_web_knows_http() -> None:
         ("fetch/__init__.py", "gateway.web"),
         ("fetch/fetcher.py", "gateway.web"),
         ("fetch/guard.py", "gateway.fetch.fetcher"),
+        ("access/__init__.py", "gateway."),
+        ("access/keys.py", "gateway."),
+        ("access/callers.py", "gateway."),
+        ("access/rates.py", "gateway.web"),
         ("triton/client.py", "gateway.web"),
         ("triton/discovery.py", "gateway.web"),
         ("triton/discovery.py", "gateway.inference"),

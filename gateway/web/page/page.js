@@ -3,6 +3,7 @@
 const input = document.getElementById("files");
 const drop = document.getElementById("drop");
 const state = document.getElementById("state");
+const key = document.getElementById("key");
 const results = document.getElementById("results");
 
 function element(name, text, className) {
@@ -45,7 +46,10 @@ async function classify(files) {
   for (const file of files) form.append("files", file, file.name || "pasted");
   state.textContent = `Classifying ${files.length} …`;
   try {
-    const answer = await fetch("/v1/classify", { method: "POST", body: form });
+    const own = key.querySelector("input").value.trim();  // kept nowhere else
+    const headers = own ? { Authorization: `Bearer ${own}` } : {};
+    const answer = await fetch("/v1/classify", { method: "POST", body: form, headers });
+    if (answer.status === 401) key.hidden = false;
     const body = await answer.json();
     const outcomes = body.results || [];
     results.prepend(...outcomes.map((result, i) => card(files[i], result)));

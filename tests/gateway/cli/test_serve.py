@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
 from gateway.triton.local import LocalTriton, Ports, free_ports
-from tests.pictures import encode, noise
+from tests.pictures import encode, noise, solid
 from tests.servers import ROOT, metric, tidegate, wait_for
 
 PICTURE = encode(noise(64, 64), "JPEG")
@@ -46,6 +50,28 @@ def test_a_signal_ends_it_well(triton: LocalTriton, stop: signal.Signals) -> Non
         assert process.wait(20) == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_loses_nothing(triton: LocalTriton, workers: int) -> None:
+    """What is in flight is finished, who comes meanwhile is answered, `/readyz` says at once that the end is near."""
+    slow = encode(solid((13, 13, 50)))  # the probe classifier takes 0.5 s for each
+    settings = {"triton_url": triton.url, "default_model": "probe_ensemble", "workers": workers, "shutdown_delay_s": 3}
+    with tidegate("serve", **settings) as (process, client), ThreadPoolExecutor(10) as callers:
+        url = f"{client.base_url}/v1/classify"
+        wait_for(client, "/readyz")
+        answers = [callers.submit(httpx.post, url, content=slow, timeout=30) for _ in range(10)]
+        while metric(client, "tidegate_in_flight_images") < 5:
+            assert not all(answer.done() for answer in answers)
+        process.send_signal(signal.SIGTERM)
+        while (answer := httpx.get(f"{client.base_url}/readyz")).json().get("code") != "overloaded":
+            time.sleep(0.02)  # until the signal has reached every worker
+        assert answer.status_code == 503
+        assert answer.headers["connection"] == "close"
+        assert httpx.get(f"{client.base_url}/livez").status_code == 200
+        assert httpx.post(url, content=slow, timeout=30).status_code == 200
+        assert [answer.result().status_code for answer in answers] == [200] * 10
+        assert process.wait(30) == 0
+
+
 def test_metrics_are_exact_over_workers(triton: LocalTriton) -> None:
     """Every worker answers a scrape for all of them."""
     with tidegate("serve", triton_url=triton.url, workers=2) as (process, client):
@@ -59,6 +85,42 @@ def test_metrics_are_exact_over_workers(triton: LocalTriton) -> None:
         assert metric(client, "tidegate_in_flight_images") == 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+def test_metrics_on_a_port_of_their_own(triton: LocalTriton) -> None:
+    """There they are, of all workers, and no longer where callers come; anything else there is 404."""
+    (port,) = free_ports(1)
+    with tidegate("serve", triton_url=triton.url, workers=2, metrics_port=port) as (process, client):
+        wait_for(client, "/readyz")
+        for _ in range(10):
+            assert httpx.post(f"{client.base_url}/v1/classify", content=PICTURE).status_code == 200
+        assert client.get("/metrics").status_code == 404
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as scraper:
+            assert metric(scraper, "tidegate_images_total", outcome="ok") == 10
+            assert scraper.get("/").status_code == 404
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(("host", "level"), [("127.0.0.1", "info"), ("0.0.0.0", "warning")])
+def test_a_gateway_without_keys_says_so(host: str, level: str) -> None:
+    """Louder where others than this machine reach it."""
+    with tidegate("serve", triton_url="127.0.0.1:1", host=host, log_format="json") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20)
+    (line,) = [json.loads(line) for line in log.splitlines() if "There are no API keys" in line]
+    assert line["level"] == level
+
+
+def test_keys_that_are_not_there_are_one_line(tmp_path: Path) -> None:
+    """A gateway that should ask for keys does not start without them."""
+    environment = {**os.environ, "TIDEGATE_API_KEYS_FILE": str(tmp_path / "keys.json")}
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "serve"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "tidegate keys add NAME" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_wrong_setting_is_one_line(triton: LocalTriton) -> None:

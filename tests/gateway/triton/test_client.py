@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 
 import grpc
+import psutil
 import pytest
 
 from gateway.errors import (
@@ -16,7 +19,9 @@ from gateway.errors import (
     UpstreamUnavailable,
 )
 from gateway.triton.client import TritonClient, error_of
+from gateway.triton.fake import FakeTriton
 from gateway.triton.local import free_ports
+from tests.grpc_triton import grpc_triton
 
 MEANING: dict[grpc.StatusCode, type[TidegateError]] = {
     grpc.StatusCode.CANCELLED: DeadlineExceeded,
@@ -79,3 +84,26 @@ def test_no_call_is_sent_without_time() -> None:
 
     with pytest.raises(DeadlineExceeded):
         asyncio.run(ask())
+
+
+def test_a_machine_that_vanishes_is_noticed() -> None:
+    """Data that nobody acknowledges for 10 s end the connection: the kernel was told so."""
+
+    def user_timeouts(port: int) -> list[int]:
+        found = []
+        for each in psutil.Process().net_connections("tcp"):
+            if each.raddr and each.raddr.port == port:
+                with socket.socket(fileno=os.dup(each.fd)) as theirs:
+                    found.append(theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        return found
+
+    async def ask(url: str) -> list[int]:
+        client = TritonClient(url)
+        try:
+            await client.index(timeout=5)
+            return user_timeouts(int(url.rpartition(":")[2]))
+        finally:
+            await client.close()
+
+    with grpc_triton(FakeTriton()) as triton:
+        assert asyncio.run(ask(triton.url)) == [10_000]

@@ -1,4 +1,4 @@
-"""One contract, two Tritons: the fake answers as the real one does."""
+"""One contract for every Triton: the fake answers as the real one does, and so does a pool."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gateway.triton import Step, Triton
 from gateway.triton.client import TritonClient
 from gateway.triton.discovery import CLASSIFICATION, IMAGE_STATUS, Discovery, image_tensors
 from gateway.triton.fake import FakeTriton
+from gateway.triton.pool import Pool
 from tests.pictures import encode, noise
 
 T = TypeVar("T")
@@ -21,14 +22,16 @@ Ask = Callable[[Callable[[Triton], Awaitable[T]]], T]
 FILES = [encode(noise(8, 8, seed)) for seed in range(3)]
 
 
-@pytest.fixture(params=["fake", "real"])
+@pytest.fixture(params=["fake", "real", "pool"])
 def ask(request: pytest.FixtureRequest) -> Ask[object]:
     """Runs a coroutine against one of them."""
-    url = None if request.param == "fake" else request.getfixturevalue("triton").url
+    url: str | None = None if request.param == "fake" else request.getfixturevalue("triton").url
 
     def run(work: Callable[[Triton], Awaitable[T]]) -> T:
         async def with_client() -> T:
             client: Triton = FakeTriton() if url is None else TritonClient(url)
+            if url is not None and request.param == "pool":
+                client = Pool([client, TritonClient(url.replace("127.0.0.1", "localhost"))])
             try:
                 return await work(client)
             finally:

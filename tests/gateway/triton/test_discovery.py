@@ -120,10 +120,10 @@ def test_a_busy_model_is_not_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> No
         discovery = Discovery(triton, "ensemble_model", 5)
         model = await discovery.get(None)
         triton.busy = True
-        discovery.proved(model)
+        discovery.proved(model, "fake")
         assert (await discovery.check(max_age_s=0)).ready
         assert await discovery.get(None) == model
-        discovery.proved(replace(model, name="other"))
+        discovery.proved(replace(model, name="other"), "fake")
         monkeypatch.setattr(discovery_module, "FRESH_S", 0)
         assert not (await discovery.check(max_age_s=0)).ready  # no proof, and no answer to the probe
         assert await discovery.get(None) == model
@@ -333,11 +333,11 @@ def test_a_busy_model_shows_its_new_certificate(monkeypatch: pytest.MonkeyPatch)
         model = await discovery.get(None)
         triton.busy = True
         certificate = certify(triton)
-        discovery.proved(model)
+        discovery.proved(model, "fake")
         assert (await discovery.check(max_age_s=-1)).ready
         assert (await discovery.get(None)).certificate == certificate
         certify(triton, recipe="cd" * 32)
-        discovery.proved(model)
+        discovery.proved(model, "fake")
         assert not (await discovery.check(max_age_s=-1)).ready
 
     asyncio.run(work())

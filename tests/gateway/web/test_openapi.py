@@ -112,10 +112,11 @@ def test_examples_are_true(operation: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_headers_stand_where_they_are_sent(operation: dict[str, Any]) -> None:
-    """An id and timings everywhere, `Retry-After` with 503 and `Allow` with 405 only."""
+    """An id and timings everywhere, `Retry-After` with 429 and 503, others with their own status only."""
     for status, answer in operation["responses"].items():
         assert {"X-Request-ID", "Server-Timing"} <= set(answer["headers"])
-        assert ("Retry-After" in answer["headers"]) == (status == "503")
+        assert ("Retry-After" in answer["headers"]) == (status in ("429", "503"))
+        assert ("WWW-Authenticate" in answer["headers"]) == (status == "401")
         assert ("Allow" in answer["headers"]) == (status == "405")
 
 

@@ -81,6 +81,16 @@ def test_what_surrounds_a_body_is_bounded(client: httpx.Client, start: bytes) ->
     assert client.get("/livez").status_code == 200
 
 
+def test_a_head_is_bounded_however_it_arrives(client: httpx.Client) -> None:
+    """All at one time as well as in pieces, in one header as well as in many."""
+    for headers in (b"X: " + b"a" * 70_000 + b"\r\n", b"X: a\r\n" * 20_000):
+        answer = exchange(client, b"GET /livez HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"are over 65536 bytes" in answer
+    fits = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: " + b"a" * 60_000 + b"\r\n\r\n"
+    assert exchange(client, fits).startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize("said", [b"", b"GET /livez HT", b"GET /livez HTTP/1.1\r\nHost: x\r\n"])
 def test_a_head_that_does_not_come_ends_the_connection(impatient: httpx.Client, said: bytes) -> None:
     """A client that connects and stops is closed; one that began a request is told why."""

@@ -1,10 +1,11 @@
 """Asks a gateway whether it is ready and lets it classify a small picture; exit code 0 when both went well.
 
-python check.py HOST PORT
+python check.py HOST PORT, with an API key in TIDEGATE_KEY where the gateway wants one.
 """
 
 import http.client
 import json
+import os
 import struct
 import sys
 import time
@@ -28,8 +29,9 @@ def picture(side: int = 64) -> bytes:
 def ask(host: str, port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
     """The status and the body of the answer; 0 and the reason when there is none."""
     connection = http.client.HTTPConnection(host, port, timeout=20)
+    key = os.environ.get("TIDEGATE_KEY")
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, {"X-API-Key": key} if key else {})
         answer = connection.getresponse()
         return answer.status, answer.read()
     except OSError as error:
@@ -48,6 +50,8 @@ def main(host: str, port: int, patience_s: float = PATIENCE_S) -> int:
         time.sleep(1)
     status, content = ask(host, port, "POST", "/v1/classify?top_k=1", picture())
     print(f"{status} {content.decode(errors='replace')}")
+    if status == 401:
+        print("gateway.apiKeys.checkSecret must name a Secret with a key")
     if status != 200:
         return 1
     (result,) = json.loads(content)["results"]
