@@ -161,7 +161,10 @@ class Discovery:
 
         Raises `ModelNotReady` when it was exchanged once more, an `UpstreamError` when Triton cannot be asked.
         """
-        return model if version == model.version else await self._at(endpoint).of_version(model.name, version)
+        there = self._at(endpoint)
+        # Of several Tritons each names its own labels, even if all call the version by the same number.
+        known = there.models.get(model.name, model if len(self._catalogues) == 1 else None)
+        return known if known and known.version == version else await there.of_version(model.name, version)
 
     def proved(self, model: Model, endpoint: str) -> None:
         """A real request was answered at `endpoint` by `model`: for the default model that is as good as a probe."""

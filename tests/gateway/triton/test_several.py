@@ -139,6 +139,20 @@ def test_the_certificate_is_that_of_the_triton_that_shows_it(pair: tuple[Two, Tw
     asyncio.run(work())
 
 
+def test_labels_come_from_where_the_answer_came_from(pair: tuple[Two, Two], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines were both published as version 1, by mistake: every answer has the labels of its own."""
+    monkeypatch.setattr(pair[1], "_label", lambda index: f"other {index}")
+
+    async def work() -> None:
+        discovery = Discovery(Pool(pair), "ensemble_model", 5)
+        model = await discovery.get(None)
+        assert model.labels[0] == "class 0"
+        assert (await discovery.of_version(model, "1", "a:1")).labels[0] == "class 0"
+        assert (await discovery.of_version(model, "1", "b:1")).labels[0] == "other 0"
+
+    asyncio.run(work())
+
+
 @dataclass
 class Stack:
     """Two Tritons over gRPC, and a gateway in front of both."""
