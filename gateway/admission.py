@@ -71,13 +71,15 @@ class _Waiting:
 class Admission:
     """Budgets for what may be in flight in this worker at one time: images, for each model too, and bytes of bodies.
 
-    A model that is slow gets less than `max_images`: what it answers within `target_s` seconds.
+    A model that is slow gets less than `max_images`: what it answers within `target_s` seconds, and a full batch for
+    each of `tritons` at least, of which one may be hung.
     """
 
-    def __init__(self, max_images: int, max_bytes: int, target_s: float) -> None:
+    def __init__(self, max_images: int, max_bytes: int, target_s: float, tritons: int = 1) -> None:
         self._max_images = max_images
         self._max_bytes = max_bytes
         self._target_s = target_s
+        self._tritons = tritons
         self._images = 0
         self._bytes = 0
         self._lanes: dict[str, _Lane] = {}
@@ -112,7 +114,7 @@ class Admission:
         comes first that holds least, and is refused first that holds most.
         """
         lane = self._lanes.get(claim.model) or self._lanes.setdefault(
-            claim.model, _Lane(Limiter(claim.batch, self._max_images, self._target_s))
+            claim.model, _Lane(Limiter(claim.batch * self._tritons, self._max_images, self._target_s))
         )
         if claim.images == 0 or (not self._waiting and self._fits(claim, lane)):
             self._take(claim, lane)

@@ -69,7 +69,9 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
             allow_random_weights=settings.allow_random_weights,
         )
         target_s = settings.request_timeout_s * TARGET_SHARE
-        admission = Admission(settings.max_in_flight_images, settings.max_in_flight_bytes, target_s)
+        admission = Admission(
+            settings.max_in_flight_images, settings.max_in_flight_bytes, target_s, len(settings.triton_endpoints)
+        )
         limits = ImageLimits(settings.max_file_bytes, settings.max_pixels)
         cache = Cache(settings.cache_bytes) if settings.cache_bytes else None
         inference = Inference(client, discovery, admission, limits, cache)

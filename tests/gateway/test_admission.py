@@ -183,6 +183,19 @@ def test_bodies_are_counted_while_they_arrive() -> None:
         third(1000)
 
 
+def test_each_triton_has_a_full_batch() -> None:
+    """One of several that hangs is no reason to starve the others."""
+
+    async def test() -> None:
+        admission = Admission(100, 1000, 0.05, tritons=3)
+        async with admission.permit(claim(24, "a")):
+            await asyncio.sleep(0.2)
+        async with admission.permit(claim(20, "a")), admission.permit(claim(4, "b")):
+            await refused(admission, claim(1, "c"))
+
+    run(test())
+
+
 def test_a_request_larger_than_the_budget_is_let_in_alone() -> None:
     """Else it could never be answered."""
 
