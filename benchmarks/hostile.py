@@ -45,6 +45,7 @@ PATIENCE_S = 30.0
 SAMPLES = 50  # of memory, over the whole run
 GROWTH, GROWTH_BYTES = 1.15, 24 * MIB  # from the second to the last fifth of the run; allocators are not exact
 DESCRIPTORS = 8
+THREADS = 32  # pools of threads fill when they are needed
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 Predictions = list[dict[str, Any]]
 
@@ -389,12 +390,13 @@ ACTS: dict[str, tuple[int, Act]] = {
 
 
 class Watch:
-    """Memory and file descriptors of a process and all its descendants, from the second fifth of the run on."""
+    """Memory, descriptors and threads of a process and all its descendants, from the second fifth of the run on."""
 
     def __init__(self, root: psutil.Process) -> None:
         self._root = root
         self._looks: list[dict[psutil.Process, int]] = []
         self._descriptors: list[dict[psutil.Process, int]] = []
+        self._threads: list[dict[psutil.Process, int]] = []
 
     def _each(self, measure: Callable[[psutil.Process], int]) -> dict[psutil.Process, int]:
         """By process; psutil compares them by id and time of birth."""
@@ -408,7 +410,9 @@ class Watch:
         self._looks.append(self._each(lambda process: int(process.memory_info().rss)))
 
     def look_at_descriptors(self) -> None:
+        """And threads."""
         self._descriptors.append(self._each(lambda process: int(process.num_fds())))
+        self._threads.append(self._each(lambda process: int(process.num_threads())))
 
     def report(self) -> list[str]:
         """A table; what is wrong with it."""
@@ -417,18 +421,24 @@ class Watch:
         wrong = []
         if other := {process for look in self._looks[fifth:] for process in look.keys() ^ fifths[0][0].keys()}:
             wrong.append(f"processes that ended or came: {other}")
-        print("| process | resident MiB in the 2nd fifth | 3rd | 4th | 5th | descriptors before | after |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
+        print(
+            "| process | MiB in the 2nd fifth | 3rd | 4th | 5th | descriptors before | after | threads before | after |"
+        )
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         before, after = self._descriptors
+        threads, threads_after = self._threads
         for process in sorted(fifths[0][0].keys() - other, key=lambda p: int(p.pid)):
             sizes = [statistics.median(look[process] for look in looks) for looks in fifths]
             name = " ".join(Path(word).name for word in process.cmdline()[:4])[:40]
             row = [f"{process.pid} {name}", *(f"{size / MIB:.1f}" for size in sizes)]
-            print(f"| {' | '.join([*row, str(before.get(process, '')), str(after[process])])} |")
+            counts = (before.get(process, ""), after[process], threads.get(process, ""), threads_after[process])
+            print(f"| {' | '.join([*row, *map(str, counts)])} |")
             if sizes[-1] > GROWTH * sizes[0] + GROWTH_BYTES:
                 wrong.append(f"the memory of {name} grows")
             if after[process] > before.get(process, after[process]) + DESCRIPTORS:
                 wrong.append(f"the descriptors of {name} grow")
+            if threads_after[process] > threads.get(process, threads_after[process]) + THREADS:
+                wrong.append(f"the threads of {name} grow")
         print()
         return wrong
 
