@@ -33,7 +33,7 @@ def usable_rows(array: NDArray[np.float32], rows: int, classes: int) -> NDArray[
             "The model's answer does not have the expected shape.",
             private=f"CLASSIFICATION {list(array.shape)}, expected {[rows, classes]}",
         )
-    usable: NDArray[np.bool_] = ((array >= 0) & (array < np.inf)).all(axis=1)
+    usable: NDArray[np.bool_] = (array.min(axis=1) >= 0) & (array.max(axis=1) < np.inf)  # NaN is neither
     return usable
 
 
