@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import threading
 import time
 import urllib.request
@@ -264,6 +265,11 @@ def test_of_two_one_is_stopped(probe_repository: Path) -> None:
     assert load.outcomes()[GOOD] > 0.9 * len(load.asked)
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_two_share_and_one_comes_and_goes(probe_repository: Path) -> None:
     """Half each; killed, the other answers all; back, it has its half again within ten seconds."""
     with (
@@ -288,6 +294,7 @@ def test_two_share_and_one_comes_and_goes(probe_repository: Path) -> None:
         until("no new Triton", 10, lambda: a.pid != first)
         a.wait_ready()
         back = time.monotonic()
+        until("it has no metrics", 10, lambda: listens(a.ports.metrics))  # they begin a moment after the models
         until("it is not used again", 10, lambda: executions(a.ports.metrics, "probe_ensemble") > 5)
         assert time.monotonic() - back < 10
         assert 0.4 < share() < 0.6
