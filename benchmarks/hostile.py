@@ -419,8 +419,11 @@ class Watch:
         fifth = SAMPLES // 5
         fifths = [self._looks[i * fifth : (i + 1) * fifth] for i in range(1, 5)]
         wrong = []
-        if other := {process for look in self._looks[fifth:] for process in look.keys() ^ fifths[0][0].keys()}:
-            wrong.append(f"processes that ended or came: {other}")
+        known = set(fifths[0][0])
+        came = {process for look in self._looks[fifth:] for process in look.keys() - known}
+        ended = {process for look in self._looks[fifth:] for process in (known | came) - self._looks[-1].keys()}
+        if other := ended | {process for process in came - ended if "decoder.py" not in " ".join(process.cmdline())}:
+            wrong.append(f"processes that ended or came: {other}")  # decoders come when they are needed
         print(
             "| process | MiB in the 2nd fifth | 3rd | 4th | 5th | descriptors before | after | threads before | after |"
         )

@@ -38,7 +38,7 @@ def _endpoints(urls: str) -> str:
     for url in endpoints:
         target = url.removeprefix("dns:///")
         name, _, port = target.rpartition(":")
-        if not name or not port.isdigit() or "/" in target:
+        if not name or not port.isdigit() or not 1 <= int(port) <= 65535 or "/" in target:
             raise ValueError("write host:port or dns:///name:port, or several with commas: gpu1:8001,gpu2:8001")
     if len(set(endpoints)) < len(endpoints):
         raise ValueError("it names an endpoint twice")
@@ -161,7 +161,7 @@ class Settings(BaseSettings):
     triton_url: Annotated[str, AfterValidator(_endpoints)] = "localhost:8001"
     """Triton's gRPC endpoint: `host:port`, or `dns:///name:port` to spread over all addresses of a name. Several,
     with commas between them, share the load."""
-    default_model: str = "ensemble_model"
+    default_model: str = Field(default="ensemble_model", min_length=1)
     """The model that answers when the caller names none; its probe decides readiness."""
     probe_interval_s: float = Field(default=5.0, gt=0, le=60)
     """Seconds between two probes (a real tiny inference) of a ready Triton; every 0.5 s while it is not ready."""

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -57,8 +58,8 @@ class KeyList(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = 1
-    keys: tuple[Entry, ...] = ()
+    version: Literal[1]
+    keys: tuple[Entry, ...]
 
     @model_validator(mode="after")
     def _each_once(self) -> KeyList:
@@ -76,6 +77,8 @@ def _hash(salt: str, secret: str) -> str:
 def read_keys(file: Path) -> KeyList:
     """The keys in `file`; raises `KeysError`, which names no content of it."""
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # a pipe would be waited for
+            raise KeysError(f"{file} is not a file")
         return KeyList.model_validate_json(file.read_bytes())
     except OSError as error:
         raise KeysError(f"{file}: {error.strerror}; `tidegate keys add NAME` makes such a file") from error
@@ -198,7 +201,7 @@ def _changing(file: Path, *, must_exist: bool = False) -> Iterator[list[Entry]]:
         before = tuple(kept)
         yield kept
         if tuple(kept) != before:
-            _replace(file, KeyList(keys=tuple(kept)))
+            _replace(file, KeyList(version=1, keys=tuple(kept)))
             os.fsync(folder)
     except OSError as error:
         raise KeysError(f"{file}: {error.strerror}") from error

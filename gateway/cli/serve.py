@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from gateway.access.callers import is_loopback
 from gateway.observe import logging as logs
@@ -66,8 +67,21 @@ def serve(settings: Settings) -> int:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # inherited by the workers, read at their first import
         if settings.metrics and settings.metrics_port:
             stack.enter_context(scraped_at(settings.host, settings.metrics_port))
-        uvicorn.run("gateway.app:worker", **server_options(settings))
+        if settings.workers > 1:
+            config = uvicorn.Config("gateway.app:worker", **server_options(settings))
+            Workers(config, sockets=[config.bind_socket()]).run()
+        else:
+            uvicorn.run("gateway.app:worker", **server_options(settings))
     return 0
+
+
+class Workers(Multiprocess):
+    """Lets go of the port when it is told to end: a listener that it kept would let callers in to nobody."""
+
+    def terminate_all(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+        super().terminate_all()
 
 
 def _say_who_may_call(settings: Settings) -> None:

@@ -72,7 +72,7 @@ class Model:
         """What no other engine has: name, version, and the hash of the certificate; None without one."""
         if self.certificate is None:
             return None
-        text = json.dumps(self.certificate, sort_keys=True)
+        text = json.dumps(self.certificate, default=dict, sort_keys=True)
         return f"{self.name}/{self.version}/{hashlib.sha256(text.encode()).hexdigest()}"
 
     @property

@@ -166,10 +166,14 @@ class _Body:
 
     async def _next(self, patience_s: float) -> bytes:
         self._waits = False
-        try:
-            message = await asyncio.wait_for(self._request.receive(), patience_s)
-        except asyncio.TimeoutError as silence:
-            raise BodyTimeout(f"No byte of the body came for {patience_s:g} seconds.") from silence
+        receiving = asyncio.ensure_future(self._request.receive())
+        try:  # not wait_for: up to Python 3.11 it forgets a cancellation that comes together with the message
+            done, _ = await asyncio.wait({receiving}, timeout=patience_s)
+        finally:
+            receiving.cancel()
+        if not done:
+            raise BodyTimeout(f"No byte of the body came for {patience_s:g} seconds.")
+        message = receiving.result()
         if message["type"] == "http.disconnect":
             raise ClientLeft("The caller left.")
         self._left = message.get("more_body", False)

@@ -56,17 +56,18 @@ class Protocol(HttpToolsProtocol):
             self._knock_timer.cancel()
         super().connection_lost(exc)
         self._left = True
+        self.pipeline.clear()
         if self._serving is not None:
             self._serving.cancel()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._serving = asyncio.current_task()
         try:
-            if not self._left:
-                await self._application(scope, receive, send)
+            await self._application(scope, receive, send)
         except asyncio.CancelledError:
             if not self._left:  # the server is cancelling what its grace time did not suffice for
                 raise
+            receive.__self__.disconnected = True  # type: ignore[attr-defined]  # uvicorn knows it of the last request only
         finally:
             self._serving = None
 

@@ -372,6 +372,18 @@ def test_strips_of_a_tiff_that_cannot_be_decoded(mode: str, method: str) -> None
     assert status_of(blob) == CORRUPT
 
 
+@pytest.mark.parametrize("mode", ["RGB", "YCbCr", "L"])
+def test_deflate_streams_of_a_tiff_that_do_not_end(mode: str) -> None:
+    """libtiff stops when it has pixels enough, and looks at no checksum: zeros are codes like any other."""
+    blob = encode(scene(160, 128).convert(mode), "TIFF", compression="tiff_adobe_deflate", tiffinfo={278: 16})
+    for start, length in _strips(blob):
+        blob = blob[: start + length // 2] + bytes(length - length // 2) + blob[start + length :]
+    assert status_of(blob) == CORRUPT
+    whole = encode(scene().convert(mode), "TIFF", compression="tiff_adobe_deflate")
+    ((start, length),) = _strips(whole)
+    assert status_of(whole[: start + length - 4] + bytes(4) + whole[start + length :]) == CORRUPT
+
+
 @pytest.mark.parametrize("method", ["group3", "group4", "tiff_ccitt"])
 def test_fax_codes_are_not_taken(method: str) -> None:
     """Any bytes are a picture to them, so nobody could tell a damaged one."""

@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -135,9 +136,23 @@ def test_a_process_that_is_stuck_is_killed() -> None:
     """One that uses no processor time meets no limit of that; the next picture has another process."""
     with guarding(stuck_s=4) as pool:
         _only_process(pool).suspend()
-        with pytest.raises(RuntimeError, match=r"did nothing for 4 s"):
+        with pytest.raises(RuntimeError, match="did not answer in time"):
             answer_of(pool, encode(scene(), "PNG"))
         assert status_of(pool, encode(scene(), "PNG")) == OK
+
+
+def test_when_one_is_stuck_the_idle_ones_are_not_trusted() -> None:
+    """What stopped it may have stopped all; and a decoder is not waited for longer than its caller waits."""
+    file = memoryview(encode(scene(), "PNG"))
+    with guarding() as pool:
+        decoders = [pool._take(time.monotonic() + 60) for _ in range(3)]
+        for decoder in decoders:
+            pool._busy.pop(decoder)
+            pool._give_back(decoder)
+            psutil.Process(decoder._process.pid).suspend()
+        with pytest.raises(RuntimeError, match="did not answer in time"):
+            pool.preprocess(file, MAX_PIXELS, time.monotonic() + 0.1)
+        assert status_of(pool, bytes(file)) == OK
 
 
 def test_a_crash_costs_its_own_picture() -> None:
@@ -179,7 +194,7 @@ def test_no_process_outlives_its_owner() -> None:
     program = (
         f"import sys; sys.path.append({str(PREPROCESSOR)!r}); import guard;"
         "g = guard.Guard(sys.argv[1], 224, cpu_seconds=9, memory=2**30);"
-        "d = g._take(); print(d._process.pid, flush=True); d._process.wait()"
+        "d = g._take(float('inf')); print(d._process.pid, flush=True); d._process.wait()"
     )
     with subprocess.Popen([sys.executable, "-c", program, RECIPE], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

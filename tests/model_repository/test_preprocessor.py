@@ -232,10 +232,10 @@ def test_a_picture_that_needs_too_much_is_that_image_s_trouble(code: Any) -> Non
 def test_a_picture_that_takes_too_long_is_corrupt(code: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process is ended, a line in the log says so, and its neighbours are answered."""
 
-    def preprocess(file: memoryview, max_pixels: int) -> Any:
+    def preprocess(file: memoryview, *rest: Any) -> Any:
         if bytes(file) == BLUE:
             raise code.guard.Ended("SIGPROF")
-        return real(file, max_pixels)
+        return real(file, *rest)
 
     real = model._guard.preprocess
     monkeypatch.setattr(model._guard, "preprocess", preprocess)
@@ -282,11 +282,11 @@ def test_a_request_of_many_costly_pictures_waits_for_itself(
     begun, go_on = threading.Event(), threading.Event()
     real = model._guard.preprocess
 
-    def preprocess(file: memoryview, max_pixels: int) -> Any:
+    def preprocess(file: memoryview, *rest: Any) -> Any:
         begun.set()
         go_on.wait(60)
         order.append(bytes(file))
-        return real(file, max_pixels)
+        return real(file, *rest)
 
     monkeypatch.setattr(model._guard, "preprocess", preprocess)
     many, one = request(*[RED] * 20), request(BLUE)
@@ -305,11 +305,11 @@ def test_nothing_is_done_for_a_caller_whose_time_has_passed(model: Any, monkeypa
     begun, go_on = threading.Event(), threading.Event()
     real = model._guard.preprocess
 
-    def preprocess(file: memoryview, max_pixels: int) -> Any:
+    def preprocess(file: memoryview, *rest: Any) -> Any:
         asked.append(len(file))
         begun.set()
         go_on.wait(60)
-        return real(file, max_pixels)
+        return real(file, *rest)
 
     monkeypatch.setattr(model._guard, "preprocess", preprocess)
     hasty = request(*[RED] * 20)

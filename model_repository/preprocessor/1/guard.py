@@ -6,6 +6,7 @@ of the decoder, and costs its own picture only.
 
 import contextlib
 import json
+import math
 import os
 import signal
 import struct
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 _ENDS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
 _STUCK_S = 60.0  # by the clock on the wall: longer than any machine is that busy; it waits for something
+_GRACE_S = 1.0  # after the time of a request, for what is nearly done
 _TRIES = 3  # somebody else may kill a process too, such as a kernel that is out of memory
 
 
@@ -47,10 +49,13 @@ class Guard:
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="decoder-watch", daemon=True).start()
 
-    def preprocess(self, file: memoryview, max_pixels: int) -> Answer:
-        """Status and, if that is 0, pixels (size, size, 3) uint8. Raises Ended, or RuntimeError for a fault of ours."""
+    def preprocess(self, file: memoryview, max_pixels: int, until: float = math.inf) -> Answer:
+        """Status and, if that is 0, pixels (size, size, 3) uint8. Raises Ended, or RuntimeError for a fault of ours.
+
+        A decoder that has not answered soon after `until`, on the monotonic clock, is killed: nobody waits for it.
+        """
         for _ in range(_TRIES):
-            decoder = self._take()
+            decoder = self._take(until)
             try:
                 answer = decoder.ask(file, max_pixels, self._size)
             finally:
@@ -60,7 +65,8 @@ class Guard:
                 return answer
             end = decoder.end()
             if decoder.stuck:
-                raise RuntimeError(f"the decoder did nothing for {self._stuck_s:g} s and was killed")
+                self._end_idle(kill=True)  # what has stopped one may have stopped them all
+                raise RuntimeError("the decoder did not answer in time and was killed")
             if -end in _ENDS:
                 raise Ended(signal.Signals(-end).name)
             if end >= 0:
@@ -70,16 +76,21 @@ class Guard:
     def close(self) -> None:
         """End the idle processes; busy ones end by themselves after their picture."""
         self._closed.set()
+        self._end_idle()
+
+    def _end_idle(self, *, kill: bool = False) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
         for decoder in idle:
+            if kill:
+                decoder.kill()
             decoder.end()
 
-    def _take(self) -> "_Decoder":
+    def _take(self, until: float) -> "_Decoder":
         with self._lock:
             decoder = self._idle.pop() if self._idle else None
         decoder = decoder or _Decoder(self._order)
-        self._busy[decoder] = time.monotonic()
+        self._busy[decoder] = min(time.monotonic() + self._stuck_s, until + _GRACE_S)
         return decoder
 
     def _give_back(self, decoder: "_Decoder") -> None:
@@ -91,9 +102,9 @@ class Guard:
 
     def _watch(self) -> None:
         """The kernel counts processor time; a process that is stopped or waits uses none."""
-        while not self._closed.wait(self._stuck_s / 10):
-            for decoder, since in list(self._busy.items()):
-                if time.monotonic() - since > self._stuck_s:
+        while not self._closed.wait(min(_GRACE_S, self._stuck_s / 10)):
+            for decoder, end in list(self._busy.items()):
+                if time.monotonic() > end:
                     decoder.kill()
 
 

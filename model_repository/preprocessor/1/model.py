@@ -128,7 +128,7 @@ class TritonPythonModel:
         try:
             if answer.expired():
                 return
-            status, pixels = self._guard.preprocess(image, limit)
+            status, pixels = self._guard.preprocess(image, limit, answer.until)
             if status == imaging.Status.TOO_LARGE and limit < self._max_pixels:
                 answer.begin()
                 self._large.submit(turn, lambda: self._preprocess_apart(image, answer, row, turn, self._max_pixels))
@@ -154,14 +154,14 @@ class _Answer:
         self.statuses = np.full((images, 1), imaging.Status.OK, np.int32)
         self.work: list[Future[None]] = []
         self.error: Exception | None = None
-        self._until = time.monotonic() + (request.timeout() or _FOREVER) / 1e6
+        self.until = time.monotonic() + (request.timeout() or _FOREVER) / 1e6
         self._lock = threading.Lock()
         self._begun = self._ended = 0
         self._sender: Any = None
 
     def expired(self) -> bool:
         """Whether the caller's time has passed, after which nobody looks at the answer: so nothing is done for it."""
-        if time.monotonic() > self._until:
+        if time.monotonic() > self.until:
             self.error = TimeoutError("the request's time has passed")
         return self.error is not None
 

@@ -43,6 +43,21 @@ def test_a_key_finds_its_entry(file: Path) -> None:
         assert secret not in file.read_text()
 
 
+@pytest.mark.parametrize("content", ["{}", '{"version": 1}', '{"keys": []}', "[]", ""])
+def test_a_file_that_does_not_say_what_it_is(file: Path, content: str) -> None:
+    """Half a file is no list without keys."""
+    file.write_text(content)
+    with pytest.raises(keys.KeysError, match="is not a file of keys"):
+        keys.read_keys(file)
+
+
+def test_a_pipe_is_not_waited_for(file: Path) -> None:
+    """It could hold up everybody."""
+    os.mkfifo(file)
+    with pytest.raises(keys.KeysError, match="is not a file"):
+        keys.read_keys(file)
+
+
 def test_keys_are_long_and_each_its_own(file: Path) -> None:
     """256 bits of secret, and an id that leads to the entry."""
     made = [keys.make_key(f"k{i}") for i in range(50)]

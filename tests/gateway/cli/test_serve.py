@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,11 +51,23 @@ def test_a_signal_ends_it_well(triton: LocalTriton, stop: signal.Signals) -> Non
         assert process.wait(20) == 0
 
 
+def until_refused(client: httpx.Client) -> None:
+    """The port is let go of, though there is work in flight: nobody is let in and left waiting."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=5).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the port is still open")
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sigterm_loses_nothing(triton: LocalTriton, workers: int) -> None:
     """What is in flight is finished, who comes meanwhile is answered, `/readyz` says at once that the end is near."""
-    slow = encode(solid((13, 13, 50)))  # the probe classifier takes 0.5 s for each
-    settings = {"triton_url": triton.url, "default_model": "probe_ensemble", "workers": workers, "shutdown_delay_s": 3}
+    slow = encode(solid((13, 13, 70)))  # the probe classifier takes 0.7 s for each
+    settings = {"triton_url": triton.url, "default_model": "probe_ensemble", "workers": workers, "shutdown_delay_s": 2}
     with tidegate("serve", **settings) as (process, client), ThreadPoolExecutor(10) as callers:
         url = f"{client.base_url}/v1/classify"
         wait_for(client, "/readyz")
@@ -68,6 +81,7 @@ def test_sigterm_loses_nothing(triton: LocalTriton, workers: int) -> None:
         assert answer.headers["connection"] == "close"
         assert httpx.get(f"{client.base_url}/livez").status_code == 200
         assert httpx.post(url, content=slow, timeout=30).status_code == 200
+        until_refused(client)
         assert [answer.result().status_code for answer in answers] == [200] * 10
         assert process.wait(30) == 0
 

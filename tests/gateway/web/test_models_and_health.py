@@ -7,9 +7,14 @@ import re
 import time
 
 import httpx
+import pytest
 
 from gateway.errors import UpstreamUnavailable
+from gateway.settings import Settings
 from gateway.triton.fake import FakeTriton
+from gateway.web import health
+from tests.pictures import encode, noise
+from tests.servers import running_gateway
 
 
 def test_models(client: httpx.Client) -> None:
@@ -65,6 +70,32 @@ def test_readiness_follows_triton_and_liveness_does_not(own_client: httpx.Client
     fake.failure = None
     time.sleep(1.05)
     assert own_client.get("/readyz").status_code == 200
+
+
+def test_what_does_not_answer_is_not_ready(fake: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon enough for whoever asks, however many questions a probe has to wait for."""
+    monkeypatch.setattr(health, "READY_S", 0.2)
+    with running_gateway(Settings(), fake) as client:
+        assert client.get("/readyz").status_code == 200
+        fake.delay = 60
+        time.sleep(1.05)  # a probe's result is good for one second
+        answer = client.get("/readyz")
+        assert (answer.status_code, answer.json()["code"]) == (503, "upstream_unavailable")
+
+
+def test_a_certified_model_can_be_cached(fake: FakeTriton) -> None:
+    """With a certificate as the builder writes it: the second time Triton is not asked."""
+    fake.parameters["classifier"]["certificate"] = json.dumps(
+        {"version": "1", "source": {"weights": "file"}, "preprocess": {"sha256": "ab" * 32}}
+    )
+    fake.parameters["preprocessor"]["preprocess_sha256"] = "ab" * 32
+    picture = encode(noise(8, 8), "JPEG")
+    with running_gateway(Settings(cache_bytes=10**6), fake) as client:
+        client.get("/readyz")
+        first = client.post("/v1/classify", content=picture).json()
+        asked = len(fake.asked)
+        assert client.post("/v1/classify", content=picture).json()["results"] == first["results"]
+        assert len(fake.asked) == asked
 
 
 def test_nan_is_not_ready(own_client: httpx.Client, fake: FakeTriton) -> None:

@@ -177,6 +177,33 @@ def test_the_work_for_a_caller_that_has_left_is_cancelled(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+def test_callers_that_leave_with_the_last_byte(own_client: httpx.Client, fake: FakeTriton) -> None:
+    """The body and the end may be seen in one go; neither then may the end be overlooked."""
+    own_client.get("/readyz")
+    fake.delay = 60
+    for _ in range(40):
+        connection = connect(own_client)
+        connection.sendall(POST + b"\r\n" + PICTURE)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    wait_until(lambda: metric(own_client, "tidegate_in_flight_images") == 0, seconds=5)
+    time.sleep(0.1)
+    assert metric(own_client, "tidegate_in_flight_images") == 0
+
+
+def test_a_caller_that_leaves_its_queue_of_requests(
+    own_client: httpx.Client, fake: FakeTriton, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What stood behind the request in work is not begun, and is no fault."""
+    own_client.get("/readyz")
+    fake.delay = 60
+    with connect(own_client) as connection:
+        connection.sendall((POST + b"\r\n" + PICTURE) * 5)
+        wait_until(lambda: metric(own_client, "tidegate_in_flight_images") == 1)
+    wait_until(lambda: metric(own_client, "tidegate_in_flight_images") == 0, seconds=5)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_caller_that_listens_for_long_gets_its_answer(own_client: httpx.Client, fake: FakeTriton) -> None:
     """It may see 100 Continue before it, as anybody may; then the answer, and the end."""
     own_client.get("/readyz")

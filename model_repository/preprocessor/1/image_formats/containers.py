@@ -33,6 +33,7 @@ from .tiff_errors import no_tiff_errors
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 # Bytes of a value by its type; TIFF 6.0, section 2.
 _TIFF_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
+_TIFF_DEFLATE = (8, 32946)
 _TIFF_FAX = (2, 3, 4)
 _TIFF_UNSIGNED = (1, 3, 4)
 _TIFF_SIDES = (TiffImagePlugin.IMAGEWIDTH, TiffImagePlugin.IMAGELENGTH)
@@ -270,6 +271,10 @@ def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes, max_pixels: i
     offsets = tags.get(TiffImagePlugin.STRIPOFFSETS) or tags[TiffImagePlugin.TILEOFFSETS]
     if len(offsets) < _tiff_parts(image):
         raise ImageError(Status.CORRUPT, f"a TIFF with {len(offsets)} of {_tiff_parts(image)} strips or tiles")
+    if tags.get(TiffImagePlugin.COMPRESSION) in _TIFF_DEFLATE:
+        lengths = tags.get(TiffImagePlugin.STRIPBYTECOUNTS) or tags[TiffImagePlugin.TILEBYTECOUNTS]
+        for offset, length in zip(offsets, lengths, strict=True):
+            _check_deflate(data[offset : offset + length])
     if tags.get(TiffImagePlugin.COMPRESSION) != 7:
         return
     tables = tags.get(TiffImagePlugin.JPEGTABLES, b"")[:-2]
@@ -277,6 +282,16 @@ def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes, max_pixels: i
     for offset, length in zip(offsets, lengths, strict=True):
         part = data[offset : offset + length]
         read_jpeg(tables + part[2:] if tables else part, max_pixels)
+
+
+def _check_deflate(coded: bytes) -> None:
+    """To its end and its checksum: libtiff stops when it has enough pixels, whatever they are."""
+    inflate = zlib.decompressobj()
+    while coded and not inflate.eof:
+        inflate.decompress(coded, 1 << 20)
+        coded = inflate.unconsumed_tail
+    if not inflate.eof:
+        raise ImageError(Status.CORRUPT, "a TIFF with a deflate stream that does not end")
 
 
 def _tiff_parts(image: TiffImagePlugin.TiffImageFile) -> int:
