@@ -47,6 +47,8 @@ RAW_IMAGE, IMAGE_LENGTH = "RAW_IMAGE", "IMAGE_LENGTH"
 CLASSIFICATION, IMAGE_STATUS = "CLASSIFICATION", "IMAGE_STATUS"
 
 PROBE_TIMEOUT_S = 2.0  # an orchestrator's own probe should not time out first
+LEARN_TIMEOUT_S = 8.0  # for labels: a gateway that starts while Triton is busy must get them, too
+PATIENCE_S = 2.5  # of a caller who names a model that is not known yet
 RETRY_INTERVAL_S = 0.5
 FRESH_S = 1.0
 REDISCOVER_S = 30.0
@@ -144,7 +146,8 @@ class Discovery:
         """The model to ask; raises `ModelNotFound`, `ModelNotReady` or `UpstreamUnavailable`."""
         name = name or self._default
         if not any(name in each.models or name in each.broken for each in self._catalogues.values()):
-            await self.check()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.check(), PATIENCE_S)
         best_first = self._best_first()
         for each in best_first:
             if name in each.models:
@@ -323,8 +326,9 @@ class Catalogue:
         """The model as Triton shows it now, with its certificate; raises what speaks against serving it."""
         if weights_of(certificate) == "random" and config.name == self._default and not self._allow_random_weights:
             raise not_ready("its weights are random, and TIDEGATE_ALLOW_RANDOM_WEIGHTS is not true")
+        timeout = PROBE_TIMEOUT_S if config.name in self.models else LEARN_TIMEOUT_S
         try:
-            model = await _describe(self._triton, config)
+            model = await _describe(self._triton, config, timeout)
         except (DeadlineExceeded, Overloaded):
             if config.name not in self.models:
                 raise
@@ -351,17 +355,15 @@ def _unready(error: TidegateError) -> TidegateError:
     return ModelNotReady("The model does not answer as it should.", private=private)
 
 
-async def _describe(triton: Triton, config: ModelConfig) -> Model:
+async def _describe(triton: Triton, config: ModelConfig, timeout: float) -> Model:
     task = config.parameters["task"]
     if task != "classify" or CLASSIFICATION not in config.outputs:
         raise ModelNotReady("The model is not usable.", private=f"task {task!r} is not one that this version serves")
     classes = config.outputs[CLASSIFICATION][-1]
-    answer = await triton.infer(
-        config.name, _probe_inputs(), [CLASSIFICATION], timeout=PROBE_TIMEOUT_S, top_classes=classes
-    )
+    answer = await triton.infer(config.name, _probe_inputs(), [CLASSIFICATION], timeout=timeout, top_classes=classes)
     labels = _labels(answer.outputs[CLASSIFICATION].ravel().tolist(), classes)
     model = Model(config.name, answer.model_version, task, max(1, config.max_batch), labels)
-    await _classify_probe(triton, model)
+    await _classify_probe(triton, model, timeout)
     return model
 
 
@@ -380,8 +382,8 @@ def _labels(strings: Sequence[bytes], classes: int) -> tuple[str, ...]:
     return tuple(labels[k] for k in range(classes))
 
 
-async def _classify_probe(triton: Triton, model: Model) -> None:
-    answer = await triton.infer(model.name, _probe_inputs(), [CLASSIFICATION, IMAGE_STATUS], timeout=PROBE_TIMEOUT_S)
+async def _classify_probe(triton: Triton, model: Model, timeout: float = PROBE_TIMEOUT_S) -> None:
+    answer = await triton.infer(model.name, _probe_inputs(), [CLASSIFICATION, IMAGE_STATUS], timeout=timeout)
     check_probabilities(answer.outputs[CLASSIFICATION], 1, len(model.labels))
     if answer.outputs[IMAGE_STATUS].ravel().tolist() != [0]:
         raise BadUpstreamResponse("The probe picture was not classified.", private="IMAGE_STATUS is not 0")

@@ -70,7 +70,9 @@ def test_sigterm_loses_nothing(triton: LocalTriton, workers: int) -> None:
     settings = {"triton_url": triton.url, "default_model": "probe_ensemble", "workers": workers, "shutdown_delay_s": 2}
     with tidegate("serve", **settings) as (process, client), ThreadPoolExecutor(10) as callers:
         url = f"{client.base_url}/v1/classify"
-        wait_for(client, "/readyz")
+        for _ in range(10):  # each on a new connection, so by any of the workers
+            with httpx.Client(base_url=client.base_url) as other:
+                wait_for(other, "/readyz")
         answers = [callers.submit(httpx.post, url, content=slow, timeout=30) for _ in range(10)]
         while metric(client, "tidegate_in_flight_images") < 5:
             assert not all(answer.done() for answer in answers)

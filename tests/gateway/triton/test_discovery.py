@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -127,6 +128,29 @@ def test_a_busy_model_is_not_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(discovery_module, "FRESH_S", 0)
         assert not (await discovery.check(max_age_s=0)).ready  # no proof, and no answer to the probe
         assert await discovery.get(None) == model
+
+    asyncio.run(work())
+
+
+def test_a_busy_triton_can_be_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that starts under full load gets the labels, though a probe would come too late; callers wait less."""
+    monkeypatch.setattr(discovery_module, "PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(discovery_module, "PATIENCE_S", 0.1)
+
+    async def work() -> None:
+        triton = FakeTriton()
+        triton.delay = 0.3
+        discovery = Discovery(triton, "ensemble_model", 5)
+        watch = asyncio.create_task(discovery.watch())
+        await asyncio.sleep(0)
+        with pytest.raises(UpstreamUnavailable):
+            await discovery.get(None)
+        while True:
+            await asyncio.sleep(0.05)
+            with suppress(UpstreamUnavailable):
+                assert (await discovery.get(None)).name == "ensemble_model"
+                break
+        watch.cancel()
 
     asyncio.run(work())
 
