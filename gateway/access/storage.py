@@ -16,6 +16,8 @@ from gateway.access.rates import Limit, WindowsAway
 REDIS_S = 0.25
 """Seconds that Redis may take for a connection, and for an answer."""
 CONNECTIONS = 64
+PLACE_S = 1.0
+"""Seconds that a question may wait for one of the connections: that others ask too does not mean that Redis is away."""
 
 
 def parse_limits(text: str) -> tuple[Limit, ...]:
@@ -43,7 +45,7 @@ class RedisWindows:
         self._pool = BlockingConnectionPool.from_url(
             url,
             max_connections=CONNECTIONS,
-            timeout=REDIS_S,
+            timeout=PLACE_S,
             socket_timeout=REDIS_S,
             socket_connect_timeout=REDIS_S,
         )
