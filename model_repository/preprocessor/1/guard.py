@@ -25,7 +25,6 @@ _STUCK_S = 60.0  # by the clock on the wall: longer than any machine is that bus
 _GRACE_S = 1.0  # after the time of a request, for what is nearly done
 _TRIES = 3  # somebody else may kill a process too, such as a kernel that is out of memory
 
-
 Answer = tuple[int, "npt.NDArray[np.uint8] | None"]
 
 
@@ -59,7 +58,8 @@ class Guard:
             try:
                 answer = decoder.ask(file, max_pixels, self._size)
             finally:
-                self._busy.pop(decoder, None)
+                with self._lock:
+                    del self._busy[decoder]
             if answer is not None:
                 self._give_back(decoder)
                 return answer
@@ -90,12 +90,13 @@ class Guard:
         with self._lock:
             decoder = self._idle.pop() if self._idle else None
         decoder = decoder or _Decoder(self._order)
-        self._busy[decoder] = min(time.monotonic() + self._stuck_s, until + _GRACE_S)
+        with self._lock:
+            self._busy[decoder] = min(time.monotonic() + self._stuck_s, until + _GRACE_S)
         return decoder
 
     def _give_back(self, decoder: "_Decoder") -> None:
         with self._lock:
-            if not self._closed.is_set():
+            if not self._closed.is_set() and not decoder.stuck:  # it may have been killed as it answered
                 self._idle.append(decoder)
                 return
         decoder.end()
@@ -103,9 +104,10 @@ class Guard:
     def _watch(self) -> None:
         """The kernel counts processor time; a process that is stopped or waits uses none."""
         while not self._closed.wait(min(_GRACE_S, self._stuck_s / 10)):
-            for decoder, end in list(self._busy.items()):
-                if time.monotonic() > end:
-                    decoder.kill()
+            with self._lock:
+                for decoder, end in self._busy.items():
+                    if time.monotonic() > end:
+                        decoder.kill()
 
 
 class _Decoder:
