@@ -16,12 +16,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  || { echo "Python 3.10 to 3.12 is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@echo "Installing into $(VENV), once: about a minute when pip has the packages already …"
 	@$(PYTHON) -m venv $(VENV) || { echo "No virtual environment could be made: apt-get install python3-venv"; exit 1; }
-	@$(BIN)/$(PIP_INSTALL) -e '.[local,build]'
+	@$(BIN)/$(PIP_INSTALL) -e '.[local,build,text,client]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what tests and linters need …"
-	@$(BIN)/$(PIP_INSTALL) -e '.[local,build,dev,fuzz]'
+	@$(BIN)/$(PIP_INSTALL) -e '.[local,build,text,client,dev,fuzz]'
 	@touch $@
 
 up: $(VENV)/.installed  ## a real Triton and the gateway, on this machine, without a GPU

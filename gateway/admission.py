@@ -106,6 +106,10 @@ class Admission:
         finally:
             self._bytes -= held
 
+    def is_idle(self, images: int) -> bool:
+        """Whether so many more would leave half of the places free; for work that nobody waits for."""
+        return not self._waiting and self._images + images <= self._max_images / 2
+
     @asynccontextmanager
     async def permit(self, claim: Claim) -> AsyncIterator[None]:
         """Holds places for a request's images; raises `Overloaded` when there are none within `WAIT_S`.

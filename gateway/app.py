@@ -23,16 +23,18 @@ from gateway.errors import TidegateError
 from gateway.fetch import Fetch, fetch_nothing
 from gateway.images import ImageLimits
 from gateway.inference import Inference
+from gateway.inputs import kinds
 from gateway.leaving import notice
 from gateway.observe import logging as logs
 from gateway.observe import metrics
 from gateway.settings import Settings, listed, load_settings
+from gateway.shadow import Shadow
 from gateway.triton import Triton
 from gateway.triton.client import Tls, TritonClient
 from gateway.triton.discovery import Discovery
 from gateway.triton.leash import die_with_parent
 from gateway.triton.pool import Pool
-from gateway.web import classify, health, models, openapi, page, problems
+from gateway.web import classify, embed, health, models, openai, openapi, page, problems, text
 from gateway.web.gate import Gate
 from gateway.web.middleware import RequestMiddleware
 
@@ -74,7 +76,8 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
         )
         limits = ImageLimits(settings.max_file_bytes, settings.max_pixels)
         cache = Cache(settings.cache_bytes) if settings.cache_bytes else None
-        inference = Inference(client, discovery, admission, limits, cache)
+        shadow = Shadow(client, discovery, admission, settings.request_timeout_s)
+        inference = Inference(client, discovery, admission, kinds(limits, settings.max_text_bytes), cache, shadow)
         rates = _rates(settings)
         app.state.gate = Gate(
             settings,
@@ -96,6 +99,7 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
             watch.cancel()
             with suppress(asyncio.CancelledError):
                 await watch
+            await shadow.close()
             await client.close()
             await rates.close()
             if tracing is not None:
@@ -104,7 +108,7 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
     app = FastAPI(
         title="Tidegate",
         version=__version__,
-        description="A gate in front of NVIDIA Triton: photos in, labels out, never a made-up label.",
+        description="A gate in front of NVIDIA Triton: photos and texts in, labels and features out, none made up.",
         lifespan=lifespan,
         redoc_url=None,
         docs_url="/docs" if settings.docs else None,
@@ -129,7 +133,7 @@ def create_app(settings: Settings | None = None, triton: Triton | None = None) -
 
 
 def _routers(settings: Settings) -> list[APIRouter]:
-    routers = [classify.router, models.router, health.router]
+    routers = [classify.router, embed.router, text.router, openai.router, models.router, health.router]
     if settings.metrics and settings.metrics_port is None:
         routers.append(health.scrapes)
     if settings.docs:

@@ -1,4 +1,4 @@
-"""Encoded images → padded byte arrays with true lengths, in batches whose padding stays small.
+"""Encoded images → padded byte arrays with true lengths, in batches whose padding stays small; texts as they are.
 
 Triton wants one rectangle a request: `RAW_IMAGE` UINT8 `[N, L]`, every file padded with zeros to the longest.
 Files of one size class travel together, so that one large photo does not blow up its small neighbours.
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.triton import Tensor
+from gateway.triton.tensors import image_tensors, text_tensors
+
 # A batch is cut where its padding would pass this share of its payload (plus a little, so that the first
 # few small files are not sent one by one): copying a padded byte costs as much as copying a real one.
 MAX_PADDING_SHARE = 0.10
@@ -19,7 +22,7 @@ FREE_PADDING_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Batch:
+class ImageBatch:
     """One Triton request: `indices` says which images of the caller's list its rows are."""
 
     indices: tuple[int, ...]
@@ -28,13 +31,45 @@ class Batch:
     row_bytes: int  # L
 
     @property
+    def payload_bytes(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
     def padding_bytes(self) -> int:
-        return len(self.data) - int(self.lengths.sum())
+        return len(self.data) - self.payload_bytes
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return image_tensors(len(self.indices), self.row_bytes, self.data, self.lengths)
 
 
-def make_batches(files: Sequence[tuple[int, bytes]], max_batch: int) -> list[Batch]:
+@dataclass(frozen=True)
+class TextBatch:
+    """One Triton request: `indices` says which texts of the caller's list its rows are. Strings need no padding."""
+
+    indices: tuple[int, ...]
+    texts: tuple[bytes, ...]
+    padding_bytes: int = 0
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(map(len, self.texts))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return text_tensors(self.texts)
+
+
+Batch = ImageBatch | TextBatch
+
+
+def make_text_batches(texts: Sequence[tuple[int, bytes]], max_batch: int) -> list[TextBatch]:
+    """Batches of at most `max_batch` rows that hold every `(index, text)` once, in order."""
+    parts = [texts[start : start + max_batch] for start in range(0, len(texts), max_batch)]
+    return [TextBatch(tuple(index for index, _ in part), tuple(text for _, text in part)) for part in parts]
+
+
+def make_image_batches(files: Sequence[tuple[int, bytes]], max_batch: int) -> list[ImageBatch]:
     """Batches of at most `max_batch` rows that hold every `(index, file)` once, files of like size together."""
-    batches: list[Batch] = []
+    batches: list[ImageBatch] = []
     rows: list[tuple[int, bytes]] = []
     payload = longest = 0
     for index, file in sorted(files, key=lambda f: len(f[1]), reverse=True):
@@ -53,11 +88,11 @@ def make_batches(files: Sequence[tuple[int, bytes]], max_batch: int) -> list[Bat
     return batches
 
 
-def _pad(rows: list[tuple[int, bytes]]) -> Batch:
+def _pad(rows: list[tuple[int, bytes]]) -> ImageBatch:
     longest = max(len(file) for _, file in rows)
     if len(rows) == 1:
         data = rows[0][1]  # as it came: no copy
     else:
         data = b"".join(piece for _, file in rows for piece in (file, bytes(longest - len(file))))
     lengths = np.array([[len(file)] for _, file in rows], dtype=np.int32)
-    return Batch(tuple(index for index, _ in rows), data, lengths, longest)
+    return ImageBatch(tuple(index for index, _ in rows), data, lengths, longest)

@@ -1,8 +1,9 @@
-"""Answers that were given before: the same bytes, asked of the same engine, have the same probabilities.
+"""Answers that were given before: the same bytes, asked of the same engine, have the same values.
 
-Off unless `TIDEGATE_CACHE_BYTES` is set. A key is the SHA-256 of a file's bytes and the engine's identity, which its
-certificate tells; a model without a certificate may change under its version's number, so nothing of it is kept.
-Problems are not kept either. Images that are being asked for are not asked for again meanwhile (single flight).
+Off unless `TIDEGATE_CACHE_BYTES` is set. A key is the SHA-256 of an item's bytes and the engine's identity, which its
+certificate tells, with the outputs that were asked for; a model without a certificate may change under its version's
+number, so nothing of it is kept. Problems are not kept either. Items that are being asked for are not asked for again
+meanwhile (single flight).
 """
 
 from __future__ import annotations
@@ -10,38 +11,51 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from gateway.admission import Deadline
-from gateway.errors import ImageProblem
+from gateway.errors import ItemProblem
 from gateway.observe import metrics
-from gateway.triton.discovery import Model
+from gateway.triton.model import Model
+
+Values = Mapping[str, NDArray[Any]]
+"""What a model gave for one item: of each output its row, such as probabilities FP32 `[classes]`."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Probabilities FP32 `[classes]` of one image, or why there are none, and the model as it was when it answered."""
+    """The values of one item, and the model as it was when it answered; with a `problem` there are no values."""
 
-    value: NDArray[np.float32] | ImageProblem
+    values: Values
     model: Model
+    problem: ItemProblem | None = None
 
 
-Files = Sequence[tuple[int, bytes]]
-"""Images of a request by their index."""
+class Question(Protocol):
+    """What decides an answer beside the item's own bytes."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+
+
+Items = Sequence[tuple[int, bytes]]
+"""Items of a request by their index."""
 Key = tuple[str, bytes]
 
-ENTRY_BYTES = 400
-"""What an entry takes beside its row: key, array object, place in the dictionary (CPython 3.11, measured: 350)."""
+ENTRY_BYTES, ARRAY_BYTES = 500, 120
+"""What an entry takes beside its numbers: key and places in dictionaries; each array's own object (CPython 3.11)."""
 
 
 Rows = dict[int, Row]
-"""One for each of a request's images, by index."""
-Ask = Callable[[Files], Awaitable[Rows]]
+"""One for each of a request's items, by index."""
+Ask = Callable[[Items], Awaitable[Rows]]
 
 
 class Cache:
@@ -50,21 +64,22 @@ class Cache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._rows: OrderedDict[Key, NDArray[np.float32]] = OrderedDict()
+        self._rows: OrderedDict[Key, Values] = OrderedDict()
         self._flying: dict[Key, asyncio.Future[dict[Key, Row]]] = {}
 
-    async def answer(self, files: Files, model: Model, ask: Ask, deadline: Deadline) -> Rows:
-        """The rows of all `files`; those that are not known come from `ask`. Raises what that raises."""
-        identity = model.identity
-        if identity is None:
-            return await ask(files)
-        keys = {index: (identity, hashlib.sha256(data).digest()) for index, data in files}
+    async def answer(self, items: Items, question: Question, ask: Ask, deadline: Deadline) -> Rows:
+        """The rows of all `items`; those that are not known come from `ask`. Raises what that raises."""
+        model = question.model
+        if model.identity is None:
+            return await ask(items)
+        identity = f"{model.identity}/{','.join(question.outputs)}"
+        keys = {index: (identity, hashlib.sha256(data).digest()) for index, data in items}
         found: Rows = {}
-        while missing := [(index, data) for index, data in files if index not in found]:
+        while missing := [(index, data) for index, data in items if index not in found]:
             mine: dict[Key, tuple[int, bytes]] = {}
             for index, data in missing:
-                if (value := self._get(keys[index])) is not None:
-                    found[index] = Row(value, model)
+                if (values := self._get(keys[index])) is not None:
+                    found[index] = Row(values, model)
                     metrics.CACHE.labels("hit").inc()
                 elif keys[index] not in self._flying:
                     mine.setdefault(keys[index], (index, data))
@@ -74,8 +89,8 @@ class Cache:
                     metrics.CACHE.labels("miss").inc(len(mine))
                     landed.update({key: answered[index] for key, (index, _) in mine.items()})
                 for key, row in landed.items():
-                    if row.model.identity == identity:  # else it is another version by now
-                        self._put(key, row.value)
+                    if row.model.identity == model.identity:  # else it is another version by now
+                        self._put(key, row)
                 found.update({index: landed[keys[index]] for index, _ in missing if keys[index] in landed})
             elif others := {index: self._flying[keys[index]] for index, _ in missing if keys[index] in self._flying}:
                 await asyncio.wait(set(others.values()), timeout=deadline.remaining())
@@ -99,18 +114,22 @@ class Cache:
                 del self._flying[key]
             flight.set_result(landed)
 
-    def _get(self, key: Key) -> NDArray[np.float32] | None:
-        row = self._rows.get(key)
-        if row is not None:
+    def _get(self, key: Key) -> Values | None:
+        values = self._rows.get(key)
+        if values is not None:
             self._rows.move_to_end(key)
-        return row
+        return values
 
-    def _put(self, key: Key, row: NDArray[np.float32] | ImageProblem) -> None:
-        if isinstance(row, ImageProblem) or row.nbytes + ENTRY_BYTES > self._max_bytes:
+    def _put(self, key: Key, row: Row) -> None:
+        if row.problem or _size(row.values) > self._max_bytes:
             return
-        self._rows[key] = row.copy()  # a view would keep the whole batch
-        self._bytes += row.nbytes + ENTRY_BYTES
+        self._rows[key] = {name: array.copy() for name, array in row.values.items()}  # views would keep the whole batch
+        self._bytes += _size(row.values)
         while self._bytes > self._max_bytes:
             _, old = self._rows.popitem(last=False)
-            self._bytes -= old.nbytes + ENTRY_BYTES
+            self._bytes -= _size(old)
         metrics.CACHE_BYTES.set(self._bytes)
+
+
+def _size(values: Values) -> int:
+    return ENTRY_BYTES + sum(array.nbytes + ARRAY_BYTES for array in values.values())

@@ -5,9 +5,13 @@
     │   ├── MalformedRequest       malformed_request
     │   ├── InvalidParameter       invalid_parameter
     │   ├── MissingImage           missing_image
-    │   ├── NoUsableImage          no_usable_image
+    │   ├── MissingText            missing_text
+    │   ├── NothingUsable
+    │   │   ├── NoUsableImage      no_usable_image
+    │   │   └── NoUsableText       no_usable_text
     │   ├── BodyTooLarge           body_too_large
     │   ├── TooManyImages          too_many_images
+    │   ├── TooManyTexts           too_many_texts
     │   ├── BodyTimeout            body_timeout
     │   ├── UnsupportedEncoding    unsupported_encoding
     │   ├── ModelNotFound          model_not_found
@@ -21,7 +25,7 @@
     │   └── BadUpstreamResponse    bad_upstream_response
     └── ClientLeft                 nobody is there to answer
 
-    ImageProblem                   a value, not an exception: one image's trouble stays in its place
+    ItemProblem                   a value, not an exception: one image's trouble stays in its place
 
 Codes are part of the contract. HTTP numbers are not known here: `gateway.web.problems` gives them.
 """
@@ -68,15 +72,27 @@ class MissingImage(RequestError):
     title = "The request holds no image"
 
 
-class NoUsableImage(RequestError):
-    """Every image failed; `results` keeps the reason of each, in the order sent."""
+class MissingText(RequestError):
+    code = "missing_text"
+    title = "The request holds no text"
 
-    code = "no_usable_image"
-    title = "None of the images could be used"
+
+class NothingUsable(RequestError):
+    """Every item failed; `results` keeps the reason of each, in the order sent."""
 
     def __init__(self, detail: str, results: list[dict[str, object]]) -> None:
         super().__init__(detail)
         self.results = results
+
+
+class NoUsableImage(NothingUsable):
+    code = "no_usable_image"
+    title = "None of the images could be used"
+
+
+class NoUsableText(NothingUsable):
+    code = "no_usable_text"
+    title = "None of the texts could be used"
 
 
 class BodyTooLarge(RequestError):
@@ -87,6 +103,11 @@ class BodyTooLarge(RequestError):
 class TooManyImages(RequestError):
     code = "too_many_images"
     title = "Too many images in one request"
+
+
+class TooManyTexts(RequestError):
+    code = "too_many_texts"
+    title = "Too many texts in one request"
 
 
 class BodyTimeout(RequestError):
@@ -160,8 +181,8 @@ class ClientLeft(TidegateError):
 
 
 @dataclass(frozen=True)
-class ImageProblem:
-    """Why one image has no predictions: a `code` of the contract and a sentence for a person."""
+class ItemProblem:
+    """Why one image, or text, has no answer: a `code` of the contract and a sentence for a person."""
 
     code: str
     message: str

@@ -1,4 +1,4 @@
-"""Encoded bytes → `EncodedImage` or an `ImageProblem`, from the header alone: nothing is decoded here.
+"""Encoded bytes → `EncodedImage` or an `ItemProblem`, from the header alone: nothing is decoded here.
 
 Answers three questions before any byte goes to Triton: what kind of file is it (by its bytes, never by its
 name), how many pixels will it have, and is all of it there. The preprocessor judges the content later.
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.errors import ImageProblem
+from gateway.errors import ItemProblem
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,26 @@ class _Cut(Exception):
     """The file ends, or contradicts itself, before its header says so."""
 
 
-def inspect(data: bytes, limits: ImageLimits) -> EncodedImage | ImageProblem:
+def inspect(data: bytes, limits: ImageLimits) -> EncodedImage | ItemProblem:
     """Kind and size of one encoded image, or the reason why it cannot be used. Never raises."""
     if not data:
-        return ImageProblem("empty_image", "The file is empty.")
+        return ItemProblem("empty_image", "The file is empty.")
     if len(data) > limits.max_file_bytes:
-        return ImageProblem("file_too_large", f"The file has {len(data)} bytes; the limit is {limits.max_file_bytes}.")
+        return ItemProblem("file_too_large", f"The file has {len(data)} bytes; the limit is {limits.max_file_bytes}.")
     kind = _kind(data)
     if kind not in _SIZES:
         return _unsupported(kind)
     try:
         width, height = _SIZES[kind](data)
     except (_Cut, struct.error, IndexError):
-        return ImageProblem("corrupt_image", f"The {kind} file is cut short or damaged.")
+        return ItemProblem("corrupt_image", f"The {kind} file is cut short or damaged.")
     if width * height > limits.max_pixels or max(width, height) > MAX_SIDE:
-        return ImageProblem(
+        return ItemProblem(
             "image_too_large",
             f"The picture has {width}×{height} pixels; the limit is {limits.max_pixels} in all, {MAX_SIDE} a side.",
         )
     if width == 0 or height == 0:
-        return ImageProblem("corrupt_image", f"The {kind} file says that it has no pixels.")
+        return ItemProblem("corrupt_image", f"The {kind} file says that it has no pixels.")
     return EncodedImage(data, kind, width, height)
 
 
@@ -69,15 +69,15 @@ HEAD_BYTES = 512
 """So many bytes of a file are enough to say what kind it is."""
 
 
-def refused_kind(head: bytes) -> ImageProblem | None:
+def refused_kind(head: bytes) -> ItemProblem | None:
     """Why a file that begins with these `HEAD_BYTES` cannot be used, whatever follows; None if it may."""
     kind = _kind(head)
     return None if kind in _SIZES else _unsupported(kind)
 
 
-def _unsupported(kind: str | None) -> ImageProblem:
+def _unsupported(kind: str | None) -> ItemProblem:
     what = f"This looks like {kind}" if kind else "This is not a picture of a known kind"
-    return ImageProblem("unsupported_image", f"{what}; taken are JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF.")
+    return ItemProblem("unsupported_image", f"{what}; taken are JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF.")
 
 
 # What a file is, by its first bytes. Kinds that we do not take are named, so that the message can say it.

@@ -1,16 +1,19 @@
-"""Triton's outputs → `Prediction` values."""
+"""Triton's outputs → `Prediction` values and embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.errors import BadUpstreamResponse
+from gateway.errors import BadUpstreamResponse, ItemProblem
+from gateway.triton.tensors import CLASSIFICATION, KNOWN_WORDS
 
-NOT_NUMBERS = "NaN, infinity, or less than zero"
+NOT_NUMBERS = "NaN, infinity, or a probability below zero"
+FINITE = np.finfo(np.float32).max
 
 
 @dataclass(frozen=True)
@@ -22,26 +25,21 @@ class Prediction:
     probability: float
 
 
-def usable_rows(array: NDArray[np.float32], rows: int, classes: int) -> NDArray[np.bool_]:
-    """Which rows of `array` FP32 `[rows, classes]` hold probabilities; another shape is `BadUpstreamResponse`.
+def usable_rows(output: str, array: NDArray[np.float32], rows: int, width: int) -> NDArray[np.bool_]:
+    """Which rows of an output FP32 `[rows, width]` hold what they should; another shape is `BadUpstreamResponse`.
 
-    NaN, infinities and values below zero are none. Sums are not looked at: an engine in FP16 or BF16 rounds them, by
-    how much depends on the number of classes, and a model with a sigmoid for each class has no such sum.
+    NaN and infinities never do, and values below zero are no probabilities. Sums are not looked at: an engine in FP16
+    or BF16 rounds them, by how much depends on the number of classes, and a model with a sigmoid for each class has no
+    such sum.
     """
-    if array.shape != (rows, classes):
+    if array.shape != (rows, width):
         raise BadUpstreamResponse(
             "The model's answer does not have the expected shape.",
-            private=f"CLASSIFICATION {list(array.shape)}, expected {[rows, classes]}",
+            private=f"{output} {list(array.shape)}, expected {[rows, width]}",
         )
-    usable: NDArray[np.bool_] = (array.min(axis=1) >= 0) & (array.max(axis=1) < np.inf)  # NaN is neither
-    return usable
-
-
-def check_probabilities(array: NDArray[np.float32], rows: int, classes: int) -> NDArray[np.float32]:
-    """`array` if all its rows are usable; anything else is `BadUpstreamResponse`."""
-    if not usable_rows(array, rows, classes).all():
-        raise BadUpstreamResponse("The model answered with values that are no probabilities.", private=NOT_NUMBERS)
-    return array
+    least, most = array.min(axis=1), array.max(axis=1)
+    usable: NDArray[np.bool_] = (least >= (0 if output == CLASSIFICATION else -FINITE)) & (most <= FINITE)
+    return usable  # NaN is neither
 
 
 def top_k(probabilities: NDArray[np.float32], labels: Sequence[str], k: int, threshold: float) -> list[Prediction]:
@@ -61,3 +59,21 @@ def top_k(probabilities: NDArray[np.float32], labels: Sequence[str], k: int, thr
         for i, p in zip(order.tolist(), probabilities[order].tolist(), strict=True)
         if p >= threshold
     ]
+
+
+def known_share(values: Mapping[str, NDArray[Any]]) -> float | None:
+    """Of a text's words those that the model knows, from 0 to 1; None when the model does not say."""
+    if KNOWN_WORDS not in values:
+        return None
+    share = float(values[KNOWN_WORDS].ravel()[0])
+    return share if 0 <= share <= 1 else None
+
+
+NO_LENGTH = ItemProblem("bad_upstream_response", "The model's answer has no direction, so it has no unit length.")
+
+
+def unit(embedding: NDArray[np.float32]) -> NDArray[np.float32] | ItemProblem:
+    """One row FP32 `[dim]` at unit length (L2)."""
+    # In double precision: squares of large features pass what single precision holds.
+    length = float(np.linalg.norm(embedding.astype(np.float64)))
+    return (embedding / length).astype(np.float32) if length > 0 else NO_LENGTH

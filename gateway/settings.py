@@ -163,6 +163,14 @@ class Settings(BaseSettings):
     with commas between them, share the load."""
     default_model: str = Field(default="ensemble_model", min_length=1)
     """The model that answers when the caller names none; its probe decides readiness."""
+    default_embedder: str = Field(default="embedding_ensemble", min_length=1)
+    """The model that `/v1/embed` asks when the caller names none."""
+    default_text_model: str = Field(default="text_classifier", min_length=1)
+    """The model that `/v1/text/classify` asks when the caller names none."""
+    default_text_embedder: str = Field(default="text_embedder", min_length=1)
+    """The model that `/v1/embeddings` asks for texts when the caller names none."""
+    default_moderator: str = Field(default="open_nsfw", min_length=1)
+    """The model that `/v1/moderations` asks when the caller names none."""
     probe_interval_s: float = Field(default=5.0, gt=0, le=60)
     """Seconds between two probes (a real tiny inference) of a ready Triton; every 0.5 s while it is not ready."""
     allow_random_weights: bool = False
@@ -174,6 +182,10 @@ class Settings(BaseSettings):
     """Largest single image file, in bytes."""
     max_images: int = Field(default=256, ge=1)
     """Most images in one request."""
+    max_texts: int = Field(default=2048, ge=1)
+    """Most texts in one request."""
+    max_text_bytes: int = Field(default=32 * 1024, ge=1)
+    """Largest single text, in bytes of UTF-8."""
     max_pixels: int = Field(default=64_000_000, ge=1)
     """Largest picture, in pixels, read from its header before anything is decoded."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=600)
@@ -196,8 +208,8 @@ class Settings(BaseSettings):
     """Bytes of request bodies held at one time in one worker, those that are still arriving included."""
 
     cache_bytes: int = Field(default=0, ge=0)
-    """Bytes of answers that a worker keeps, for images that it is asked for again; 0: none. An answer of 1,000 classes
-    takes 4,400. Only of models with a certificate."""
+    """Bytes of answers that a worker keeps, for images and texts that it is asked for again; 0: none. An answer of
+    1,000 classes takes 4,600. Only of models with a certificate."""
 
     allow_urls: Annotated[bool, AfterValidator(_fetcher)] = False
     """Fetch images that a caller names by http or https address, from public hosts only: docs/urls.md."""

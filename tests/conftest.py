@@ -25,9 +25,19 @@ def fake() -> FakeTriton:
 @pytest.fixture(scope="session")
 def client() -> Iterator[httpx.Client]:
     """A client of a gateway with default settings in front of a healthy Triton in memory."""
-    with running_gateway(Settings(), FakeTriton()) as client:
+    with running_gateway(Settings(), of_every_task()) as client:
         client.get("/readyz")
         yield client
+
+
+def of_every_task() -> FakeTriton:
+    """A Triton in memory with the default model of every route."""
+    fake = FakeTriton()
+    fake.serve("embedding_ensemble", "embed")
+    fake.serve("text_classifier", "text_classify")
+    fake.serve("text_embedder", "text_embed", normalised="l2")
+    fake.serve("open_nsfw", "classify", moderation='{"class 1": {"category": "sexual", "threshold": 0.1}}')
+    return fake
 
 
 @pytest.fixture

@@ -37,20 +37,28 @@ STEADY = settings(derandomize=True, database=None, deadline=None, suppress_healt
 
 FILES = st.sampled_from(PICTURES) | damaged() | st.binary(max_size=64)
 BASE64 = FILES.map(lambda file: base64.b64encode(file).decode()) | st.text()
-NAMES = st.just("ensemble_model") | st.text()
+MODELS = ("ensemble_model", "embedding_ensemble", "text_classifier", "text_embedder", "open_nsfw")
+NAMES = st.sampled_from(MODELS) | st.text()
 
 
 def document() -> BaseSchema:
     """The gateway's own document, with what no document can say: which bytes are a picture, which names a model's."""
     page = create_app(Settings(), FakeTriton()).openapi()
-    components, classify = page["components"]["schemas"], page["paths"]["/v1/classify"]["post"]
+    components = page["components"]["schemas"]
     components["ImageInput"]["properties"]["data"]["anyOf"][0]["format"] = "picture"
-    components["ClassifyRequest"]["properties"]["model"]["anyOf"][0]["format"] = "model"
-    for parameter in [*classify["parameters"], *page["paths"]["/v1/models/{name}"]["get"]["parameters"]]:
-        if parameter["name"] in ("model", "name"):
-            parameter["schema"] = {"type": "string", "format": "model"}
+    for name, component in components.items():
+        if name.endswith("Request"):
+            component["properties"]["model"]["anyOf"][0]["format"] = "model"
+            component["properties"]["version"]["anyOf"][0]["format"] = "version"
+    for operations in page["paths"].values():
+        for operation in operations.values():
+            for parameter in operation["parameters"]:
+                if parameter["name"] in ("model", "name", "version"):
+                    kind = "version" if parameter["name"] == "version" else "model"
+                    parameter["schema"] = {"type": "string", "format": kind}
     schemathesis.openapi.format("picture", BASE64)
     schemathesis.openapi.format("model", NAMES)
+    schemathesis.openapi.format("version", st.just("1") | st.text())
     schemathesis.openapi.format("binary", FILES)
     for kind in ("image/*", "application/octet-stream"):
         schemathesis.openapi.media_type(kind, FILES)
@@ -76,10 +84,24 @@ def ask(case: schemathesis.Case[Any], base_url: str) -> None:
 
 
 def _may_be_refused(problem: dict[str, Any]) -> bool:
-    """By what no schema can say: how many classes there are, that 5.0 is no integer, that two places must agree."""
+    """By what no schema can say, such as how many classes there are, that 5.0 is no integer, what goes together."""
     if problem["code"] == "invalid_parameter":
-        return problem["detail"].startswith("top_k must be a whole number") or "more than once" in problem["detail"]
-    return problem["code"] in ("no_usable_image", "missing_image")
+        return any(words in problem["detail"] for words in _NOT_IN_A_SCHEMA)
+    return problem["code"] in ("no_usable_image", "missing_image", "no_usable_text")
+
+
+_NOT_IN_A_SCHEMA = (
+    "top_k must be a whole number",
+    "more than once",
+    "is for another task",
+    "of use only with classify",
+    "does not embed",
+    "does not moderate",
+    "dimensions must be",
+    "cannot be used",
+    " takes texts, and",
+    " takes images, and",
+)
 
 
 def leaves_no_time(case: schemathesis.Case[Any]) -> bool:

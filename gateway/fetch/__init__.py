@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.errors import ImageProblem
+from gateway.errors import ItemProblem
 
 if TYPE_CHECKING:  # the settings know the guard, and need not know metrics
     from gateway.admission import Deadline
@@ -27,7 +27,7 @@ class Address:
     url: str = field(repr=False)
 
 
-Content = bytes | Address | ImageProblem
+Content = bytes | Address | ItemProblem
 """One image of a request before the fetch: its bytes, where they are, or why there are none."""
 
 
@@ -39,14 +39,14 @@ class Fetch(Protocol):
 
     async def __call__(
         self, contents: Sequence[Content], deadline: Deadline, grow: Callable[[int], None]
-    ) -> list[bytes | ImageProblem]: ...
+    ) -> list[bytes | ItemProblem]: ...
 
 
-_OFF = ImageProblem("url_forbidden", "This gateway does not fetch images from addresses.")
+_OFF = ItemProblem("url_forbidden", "This gateway does not fetch images from addresses.")
 
 
 async def fetch_nothing(
     contents: Sequence[Content], deadline: Deadline, grow: Callable[[int], None]
-) -> list[bytes | ImageProblem]:
+) -> list[bytes | ItemProblem]:
     """The `Fetch` of a gateway that fetches nothing."""
     return [_OFF if isinstance(content, Address) else content for content in contents]

@@ -22,7 +22,7 @@ import idna  # noqa: F401  # the guard uses it for names that are not ASCII
 
 from gateway import __version__
 from gateway.admission import Deadline
-from gateway.errors import BodyTooLarge, DeadlineExceeded, ImageProblem
+from gateway.errors import BodyTooLarge, DeadlineExceeded, ItemProblem
 from gateway.fetch import Address, Content
 from gateway.fetch.guard import Guard, Location, NotFetched
 from gateway.images import HEAD_BYTES, ImageLimits, refused_kind
@@ -44,7 +44,7 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 OUTCOMES = ("ok", "url_forbidden", "url_fetch_failed", "file_too_large", "unsupported_image", "cancelled")
 """Of a fetch, in the metrics. `cancelled`: its request had failed, or its deadline had passed, before it ended."""
 
-FAILED = ImageProblem("url_fetch_failed", "The image could not be fetched.")
+FAILED = ItemProblem("url_fetch_failed", "The image could not be fetched.")
 _FAILURES = (
     httpcore.NetworkError,
     httpcore.ProtocolError,
@@ -102,7 +102,7 @@ class Fetcher:
 
     async def fetch(
         self, contents: Sequence[Content], deadline: Deadline, grow: Callable[[int], None]
-    ) -> list[bytes | ImageProblem]:
+    ) -> list[bytes | ItemProblem]:
         """All that `gateway.fetch.Fetch` promises."""
         addresses = sum(isinstance(content, Address) for content in contents)
         if not addresses:
@@ -126,10 +126,10 @@ class Fetcher:
 
     async def _fetch_all(
         self, contents: Sequence[Content], deadline: Deadline, take: Callable[[int], None]
-    ) -> list[bytes | ImageProblem]:
+    ) -> list[bytes | ItemProblem]:
         remaining, places = deadline.remaining(), asyncio.Semaphore(AT_ONCE_OF_A_REQUEST)
 
-        async def content_of(content: Content) -> bytes | ImageProblem:
+        async def content_of(content: Content) -> bytes | ItemProblem:
             if not isinstance(content, Address):
                 return content
             async with places, self._places:
@@ -145,10 +145,10 @@ class Fetcher:
                 fetch.cancel()
             await asyncio.gather(*fetches, return_exceptions=True)  # nothing may `grow` once the request has ended
 
-    async def _fetch(self, address: Address, take: Callable[[int], None]) -> bytes | ImageProblem:
+    async def _fetch(self, address: Address, take: Callable[[int], None]) -> bytes | ItemProblem:
         """One image; counted, and logged when it failed, with nothing of its address but the host."""
         hops: list[Location] = []
-        content: bytes | ImageProblem
+        content: bytes | ItemProblem
         outcome, reason = "cancelled", ""
         try:
             content = await asyncio.wait_for(self._follow(address, hops, take), self._timeout_s)
@@ -178,7 +178,7 @@ class Fetcher:
                     continue
                 if why := _unusable(answer):
                     # Of a network inside, nobody learns more than that it did not work.
-                    raise NotFetched(FAILED if network.inside else ImageProblem("url_fetch_failed", why), why)
+                    raise NotFetched(FAILED if network.inside else ItemProblem("url_fetch_failed", why), why)
                 return await self._body(answer, take)
         raise NotFetched(FAILED, "too many redirects")
 
@@ -188,7 +188,7 @@ class Fetcher:
     async def _body(self, answer: httpcore.Response, take: Callable[[int], None]) -> bytes:
         """The whole body; given up as soon as it is seen to be too large, or no picture of a kind that is taken."""
         limit = self._limits.max_file_bytes
-        too_large = NotFetched(ImageProblem("file_too_large", f"The file has more than {limit} bytes."), "too large")
+        too_large = NotFetched(ItemProblem("file_too_large", f"The file has more than {limit} bytes."), "too large")
         declared = _header(answer, b"content-length") or b""
         if declared.isdigit() and int(declared) > limit:
             raise too_large

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import quote, urljoin
 
-from gateway.errors import ImageProblem
+from gateway.errors import ItemProblem
 
 IP = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -26,14 +26,14 @@ USUAL_PORTS = {"http": 80, "https": 443}
 class NotFetched(Exception):
     """Why an image is not fetched: `problem` is for its caller, `reason` for the log. Neither holds the address."""
 
-    def __init__(self, problem: ImageProblem, reason: str) -> None:
+    def __init__(self, problem: ItemProblem, reason: str) -> None:
         super().__init__(reason)
         self.problem = problem
         self.reason = reason
 
 
 def _forbidden(message: str, reason: str) -> NotFetched:
-    return NotFetched(ImageProblem("url_forbidden", message), reason)
+    return NotFetched(ItemProblem("url_forbidden", message), reason)
 
 
 _MALFORMED = "This is not an address that can be fetched."

@@ -37,9 +37,15 @@ REQUEST_SECONDS = Histogram(
     buckets=_SECONDS,
 )
 IMAGES = Counter("tidegate_images", "Images by outcome: ok, or the error code", ["model", "outcome"])
+TEXTS = Counter("tidegate_texts", "Texts by outcome: ok, or the error code", ["model", "outcome"])
+SHADOW = Counter(
+    "tidegate_shadow_agreement",
+    "What a candidate said of images or texts that the main version answered: agree, differ, failed, skipped",
+    ["model", "outcome"],
+)
 INFERENCE_SECONDS = Histogram("tidegate_inference_seconds", "One call to Triton", ["model"], buckets=_SECONDS)
-BATCH_IMAGES = Histogram("tidegate_batch_images", "Images in one call to Triton", ["model"], buckets=_IMAGES)
-PAYLOAD_BYTES = Counter("tidegate_payload_bytes", "Bytes of image files sent to Triton")
+BATCH_IMAGES = Histogram("tidegate_batch_images", "Images, or texts, in one call to Triton", ["model"], buckets=_IMAGES)
+PAYLOAD_BYTES = Counter("tidegate_payload_bytes", "Bytes of image files and texts sent to Triton")
 PADDING_BYTES = Counter("tidegate_padding_bytes", "Bytes of padding sent to Triton")
 IN_FLIGHT = Gauge("tidegate_in_flight_images", "Images admitted and not yet answered", multiprocess_mode="livesum")
 LIMIT = Gauge(

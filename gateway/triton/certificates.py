@@ -15,20 +15,20 @@ from gateway.errors import ModelNotReady
 from gateway.triton import ModelConfig, ModelState, Step
 
 # Parameters that the builder writes into the steps' configurations; model_repository/README.md tells of them.
-CERTIFICATE, PREPROCESS, PREPROCESS_SHA256 = "certificate", "preprocess", "preprocess_sha256"
+CERTIFICATE, PREPROCESS, PIXELS_SHA256 = "certificate", "preprocess", "pixels_sha256"
 MAX_CHARS = 64 * 1024  # the builder's have a few thousand
 MAX_DEPTH = 32  # far below what a JSON encoder follows
 
 
-def find_certificate(
+def find_certificates(
     config: ModelConfig, configs: Mapping[str, ModelConfig], states: Mapping[str, ModelState]
-) -> Mapping[str, Any] | None:
-    """The certificate of the engine that the model `config` runs; None if no step carries one.
+) -> list[tuple[ModelConfig, Mapping[str, Any]]]:
+    """The certificates of the engines that the model `config` runs, each with its step; empty if there are none.
 
-    `configs` and `states` are those of every model that is ready. Raises `ModelNotReady` unless the certificate is
-    of the very version that is served, and every preprocessor among the steps has loaded the recipe that the engine
-    was certified with. A preprocessor that does not say which recipe it has is refused too: the builder always
-    writes both sides, so one of them was exchanged, and other pixels would give labels that nobody measured.
+    `configs` and `states` are those of every model that is ready. Raises `ModelNotReady` unless each certificate is
+    of the very version that is served, and every preprocessor among the steps makes the pixels that the engine was
+    certified with. A preprocessor that does not say which pixels it makes is refused too: the builder always writes
+    both sides, so one of them was exchanged, and other pixels would give labels that nobody measured.
     """
     parts: list[tuple[ModelConfig, str]] = []
     for step in config.steps or (Step(config.name),):
@@ -36,26 +36,25 @@ def find_certificate(
             raise not_ready(f"its step {step.model} is not ready")
         asked = str(step.version) if step.version > 0 else states[step.model].version
         parts.append((configs[step.model], asked))
-    certified = [(part, asked) for part, asked in parts if CERTIFICATE in part.parameters]
-    if not certified:
-        return None
-    if len(certified) > 1:
-        raise not_ready(f"more than one step carries a certificate: {', '.join(p.name for p, _ in certified)}")
-    ((network, served),) = certified
-    certificate = _read_certificate(network.name, network.parameters[CERTIFICATE])
-    version, sha256 = text_at(certificate, "version"), text_at(certificate, "preprocess", "sha256")
-    if version is None or sha256 is None:
-        raise not_ready(f"the certificate of {network.name} lacks its version or preprocess.sha256")
-    if version != served:
-        raise not_ready(f"the certificate of {network.name} is of version {version}, and version {served} is served")
     preprocessors = [part for part, _ in parts if PREPROCESS in part.parameters]
-    found = {part.parameters.get(PREPROCESS_SHA256, f"none in {part.name}") for part in preprocessors}
-    if found != {sha256}:
-        raise not_ready(
-            f"{network.name} was certified with the preprocessing {sha256}, "
-            f"and what runs is {', '.join(sorted(found)) or 'no preprocessor'}"
-        )
-    return certificate
+    found = {part.parameters.get(PIXELS_SHA256, f"none in {part.name}") for part in preprocessors}
+    certified = []
+    for part, served in parts:
+        if CERTIFICATE not in part.parameters:
+            continue
+        certificate = _read_certificate(part.name, part.parameters[CERTIFICATE])
+        version, pixels = text_at(certificate, "version"), text_at(certificate, "preprocess", PIXELS_SHA256)
+        if version is None or (pixels is None and (preprocessors or "preprocess" in certificate)):
+            raise not_ready(f"the certificate of {part.name} lacks its version or preprocess.{PIXELS_SHA256}")
+        if version != served:
+            raise not_ready(f"the certificate of {part.name} is of version {version}, and version {served} is served")
+        if found != {pixels} - {None}:
+            raise not_ready(
+                f"{part.name} was certified with the pixels {pixels}, "
+                f"and what runs is {', '.join(sorted(found)) or 'no preprocessor'}"
+            )
+        certified.append((part, certificate))
+    return certified
 
 
 def _read_certificate(network: str, text: str) -> Mapping[str, Any]:

@@ -11,23 +11,15 @@ another version, or of other preprocessing, than what runs would answer wrongly 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
-import struct
+import random
 import time
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gateway.errors import (
-    BadUpstreamResponse,
     DeadlineExceeded,
     ModelNotFound,
     ModelNotReady,
@@ -36,15 +28,13 @@ from gateway.errors import (
     UpstreamUnavailable,
 )
 from gateway.observe import metrics
-from gateway.predictions import check_probabilities
-from gateway.triton import ModelConfig, ModelState, Tensor, Triton
-from gateway.triton.certificates import find_certificate, not_ready, text_at, weights_of
+from gateway.triton import ModelConfig, ModelState, Triton
+from gateway.triton.certificates import find_certificates, not_ready
+from gateway.triton.describe import TASK, describe, probe
+from gateway.triton.model import TASKS, Model
 from gateway.triton.pool import NEVER, Member, Pool
 
 log = logging.getLogger(__name__)
-
-RAW_IMAGE, IMAGE_LENGTH = "RAW_IMAGE", "IMAGE_LENGTH"
-CLASSIFICATION, IMAGE_STATUS = "CLASSIFICATION", "IMAGE_STATUS"
 
 PROBE_TIMEOUT_S = 2.0  # an orchestrator's own probe should not time out first
 LEARN_TIMEOUT_S = 8.0  # for labels: a gateway that starts while Triton is busy must get them, too
@@ -53,39 +43,6 @@ RETRY_INTERVAL_S = 0.5
 FRESH_S = 1.0
 REDISCOVER_S = 30.0
 STATES = ("ready", "not_loaded", "certificate", "unusable")
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model behind the gate. `labels[k]` names class k; `max_batch` is Triton's own limit.
-
-    `certificate` is the builder's document of the engine, values of JSON; None for a model that was made by hand.
-    """
-
-    name: str
-    version: str
-    task: str
-    max_batch: int
-    labels: tuple[str, ...]
-    certificate: Mapping[str, Any] | None = None
-
-    @cached_property
-    def identity(self) -> str | None:
-        """What no other engine has: name, version, and the hash of the certificate; None without one."""
-        if self.certificate is None:
-            return None
-        text = json.dumps(self.certificate, default=dict, sort_keys=True)
-        return f"{self.name}/{self.version}/{hashlib.sha256(text.encode()).hexdigest()}"
-
-    @property
-    def precision(self) -> str | None:
-        """What the engine computes in, such as "fp16", if its certificate says so."""
-        return text_at(self.certificate, "precision")
-
-    @property
-    def weights(self) -> str | None:
-        """Where the weights come from: "pretrained", "file" or "random", if the certificate says so."""
-        return weights_of(self.certificate)
 
 
 @dataclass(frozen=True)
@@ -134,23 +91,53 @@ class Discovery:
         return self._best_first()[0].readiness
 
     def models(self) -> list[Model]:
+        """Those that callers can name; their candidates are `candidates`."""
+        return [model for model in self._served() if model.traffic is None]
+
+    def candidates(self, model: Model) -> list[Model]:
+        """Other versions of a model, which are served beside it."""
+        return [
+            each
+            for each in self._served()
+            if each.traffic is not None and each.traffic.of == model.name and each.task is model.task
+        ]
+
+    def _served(self) -> list[Model]:
         models = {name: model for each in reversed(self._best_first()) for name, model in each.models.items()}
         return [models[name] for name in sorted(models)]
 
     def broken(self) -> list[str]:
         """Models that a Triton knows and that cannot be used now."""
         known = {name for each in self._best_first() for name in each.broken}
-        return sorted(known - {model.name for model in self.models()})
+        return sorted(known - {model.served_as for model in self._served()})
 
-    async def get(self, name: str | None) -> Model:
-        """The model to ask; raises `ModelNotFound`, `ModelNotReady` or `UpstreamUnavailable`."""
-        name = name or self._default
+    async def get(self, name: str | None = None, version: str | None = None) -> Model:
+        """The model to ask, in the version that is named, or else in one of those that take traffic, by their weights.
+
+        Raises `ModelNotFound`, `ModelNotReady` or `UpstreamUnavailable`.
+        """
+        main = await self.main(name or self._default)
+        versions = [main, *self.candidates(main)]
+        if version is not None:
+            for each in versions:
+                if each.version == version:
+                    return each
+            raise ModelNotFound("The model is not served in this version; GET /v1/models/{name} lists those that are.")
+        lot = random.random()  # noqa: S311  # of traffic, not of secrets
+        for each in versions[1:]:
+            assert each.traffic is not None
+            if (lot := lot - each.traffic.weight) < 0:
+                return each
+        return main
+
+    async def main(self, name: str) -> Model:
+        """The main version of the model; raises as `get` does."""
         if not any(name in each.models or name in each.broken for each in self._catalogues.values()):
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.check(), PATIENCE_S)
         best_first = self._best_first()
         for each in best_first:
-            if name in each.models:
+            if name in each.models and each.models[name].traffic is None:
                 return each.models[name]
         if self.readiness.error and not any(each.states for each in best_first):
             raise self.readiness.error
@@ -166,12 +153,12 @@ class Discovery:
         """
         there = self._at(endpoint)
         # Of several Tritons each names its own labels, even if all call the version by the same number.
-        known = there.models.get(model.name, model if len(self._catalogues) == 1 else None)
-        return known if known and known.version == version else await there.of_version(model.name, version)
+        known = there.models.get(model.served_as, model if len(self._catalogues) == 1 else None)
+        return known if known and known.version == version else await there.of_version(model.served_as, version)
 
     def proved(self, model: Model, endpoint: str) -> None:
         """A real request was answered at `endpoint` by `model`: for the default model that is as good as a probe."""
-        if model.name == self._default:
+        if model.served_as == self._default:
             self._at(endpoint).proved_at = time.monotonic()
 
     def _at(self, endpoint: str) -> Catalogue:
@@ -253,7 +240,7 @@ class Catalogue:
                 )
             # Under full load a probe would wait behind the very requests that prove the same.
             if self.proved_at < max(time.monotonic() - FRESH_S, self._member.failed_at):
-                await _classify_probe(self._triton, self.models[self._default])
+                await probe(self._triton, self.models[self._default], PROBE_TIMEOUT_S)
         except TidegateError as error:
             if isinstance(error, UpstreamUnavailable):
                 self.states = {}
@@ -304,14 +291,14 @@ class Catalogue:
         counts = dict.fromkeys(STATES, 0)
         counts["not_loaded"] = len(broken)
         for name, config in configs.items():
-            if "task" not in config.parameters:
+            if TASK not in config.parameters:
                 continue  # a step of an ensemble, or nothing of ours
             # Always what it is if the next line raises.
             count_as = "certificate" if all(step.model in configs for step in config.steps) else "not_loaded"
             try:
-                certificate = find_certificate(config, configs, states)
+                certificates = find_certificates(config, configs, states)
                 count_as = "unusable"
-                models[name] = await self._admit(config, certificate)
+                models[name] = await self._admit(config, certificates)
                 count_as = "ready"
             except UpstreamUnavailable:
                 raise
@@ -322,18 +309,21 @@ class Catalogue:
         self._on_learnt()
         return models, broken, states
 
-    async def _admit(self, config: ModelConfig, certificate: Mapping[str, Any] | None) -> Model:
-        """The model as Triton shows it now, with its certificate; raises what speaks against serving it."""
-        if weights_of(certificate) == "random" and config.name == self._default and not self._allow_random_weights:
-            raise not_ready("its weights are random, and TIDEGATE_ALLOW_RANDOM_WEIGHTS is not true")
+    async def _admit(self, config: ModelConfig, certified: list[tuple[ModelConfig, Mapping[str, Any]]]) -> Model:
+        """The model as Triton shows it now, with its certificates; raises what speaks against serving it."""
+        task = TASKS.get(config.parameters[TASK])
+        main_first = sorted(certified, key=lambda each: not (task and any(map(task.is_output, each[0].outputs))))
+        certificates = tuple(certificate for _, certificate in main_first)
         timeout = PROBE_TIMEOUT_S if config.name in self.models else LEARN_TIMEOUT_S
         try:
-            model = await _describe(self._triton, config, timeout)
+            model = await describe(self._triton, config, certificates, timeout)
         except (DeadlineExceeded, Overloaded):
             if config.name not in self.models:
                 raise
-            model = self.models[config.name]  # busy is not broken
-        return replace(model, certificate=certificate)
+            model = replace(self.models[config.name], certificates=certificates)  # busy is not broken
+        if model.weights == "random" and config.name == self._default and not self._allow_random_weights:
+            raise not_ready("its weights are random, and TIDEGATE_ALLOW_RANDOM_WEIGHTS is not true")
+        return model
 
 
 def _badness(readiness: Readiness) -> int:
@@ -353,64 +343,3 @@ def _unready(error: TidegateError) -> TidegateError:
     if isinstance(error, DeadlineExceeded):
         return UpstreamUnavailable("The inference server does not answer.", private=private)
     return ModelNotReady("The model does not answer as it should.", private=private)
-
-
-async def _describe(triton: Triton, config: ModelConfig, timeout: float) -> Model:
-    task = config.parameters["task"]
-    if task != "classify" or CLASSIFICATION not in config.outputs:
-        raise ModelNotReady("The model is not usable.", private=f"task {task!r} is not one that this version serves")
-    classes = config.outputs[CLASSIFICATION][-1]
-    answer = await triton.infer(config.name, _probe_inputs(), [CLASSIFICATION], timeout=timeout, top_classes=classes)
-    labels = _labels(answer.outputs[CLASSIFICATION].ravel().tolist(), classes)
-    model = Model(config.name, answer.model_version, task, max(1, config.max_batch), labels)
-    await _classify_probe(triton, model, timeout)
-    return model
-
-
-def _labels(strings: Sequence[bytes], classes: int) -> tuple[str, ...]:
-    """`value:index:label` for every class, in any order → labels in the order of the classes."""
-    labels: dict[int, str] = {}
-    for text in strings:
-        _, index, label = [*text.decode("utf-8", "replace").split(":", 2), "", ""][:3]
-        if label.strip():
-            labels[int(index)] = label.strip()
-    if len(labels) != classes:
-        raise BadUpstreamResponse(
-            "The model has no complete list of labels.",
-            private=f"labels for {len(labels)} of {classes} classes",
-        )
-    return tuple(labels[k] for k in range(classes))
-
-
-async def _classify_probe(triton: Triton, model: Model, timeout: float = PROBE_TIMEOUT_S) -> None:
-    answer = await triton.infer(model.name, _probe_inputs(), [CLASSIFICATION, IMAGE_STATUS], timeout=timeout)
-    check_probabilities(answer.outputs[CLASSIFICATION], 1, len(model.labels))
-    if answer.outputs[IMAGE_STATUS].ravel().tolist() != [0]:
-        raise BadUpstreamResponse("The probe picture was not classified.", private="IMAGE_STATUS is not 0")
-
-
-def image_tensors(rows: int, row_bytes: int, data: bytes, lengths: NDArray[np.integer[Any]]) -> list[Tensor]:
-    """The ensemble's inputs: `data` is `rows` × `row_bytes` padded files, `lengths` INT32 `[rows, 1]`."""
-    return [
-        Tensor(RAW_IMAGE, "UINT8", (rows, row_bytes), data),
-        Tensor(IMAGE_LENGTH, "INT32", (rows, 1), lengths.astype("<i4").tobytes()),
-    ]
-
-
-def _probe_inputs() -> list[Tensor]:
-    size = len(PROBE_PICTURE)
-    return image_tensors(1, size, PROBE_PICTURE, np.array([[size]]))
-
-
-def _grey_png(side: int) -> bytes:
-    def chunk(name: bytes, content: bytes) -> bytes:
-        body = name + content
-        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    rows = (b"\0" + bytes([128]) * side) * side
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
-PROBE_PICTURE = _grey_png(16)
-"""A grey PNG of 16×16 pixels, under 100 bytes: the smallest honest question."""

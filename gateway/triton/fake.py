@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from gateway.errors import DeadlineExceeded, TidegateError
 from gateway.triton import Answer, ModelConfig, ModelState, Step, Tensor
-from gateway.triton.discovery import CLASSIFICATION, IMAGE_STATUS, RAW_IMAGE
+from gateway.triton.tensors import CLASSIFICATION, EMBEDDING, IMAGE_STATUS, KNOWN_WORDS, RAW_IMAGE, TEXT
 
 
 class FakeTriton:
@@ -19,26 +20,34 @@ class FakeTriton:
 
     `failure` is raised by every call while it is set; `delay` is the seconds that an inference takes.
     `nan` spoils every row of an answer, `spoilt` those of some files: their first value is the one given.
-    `version` is that of every model, and of its labels. `asked` lists the input shapes of the inferences so far.
+    `version` is that of every model, and of its labels; `versions` are those of single models. `asked` lists the input
+    shapes of the inferences so far, `asked_models` their models.
     `parameters` are those of each model's configuration: the ensemble's, and those of its two steps, where a test
-    may put a certificate.
+    may put a certificate; `serve` adds models for other tasks. The text "unknown" has no word that they know.
     """
 
-    def __init__(self, classes: int = 10, max_batch: int = 8) -> None:
+    def __init__(self, classes: int = 10, max_batch: int = 8, dim: int = 6) -> None:
         self.endpoint = "fake"
         self.classes = classes
         self.max_batch = max_batch
+        self.dim = dim
         self.failure: TidegateError | None = None
         self.delay = 0.0
         self.nan = False
         self.spoilt: dict[bytes, float] = {}
         self.version = "1"
+        self.versions: dict[str, str] = {}
         self.asked: list[tuple[int, ...]] = []
+        self.asked_models: list[str] = []
         self.parameters: dict[str, dict[str, str]] = {
             "ensemble_model": {"task": "classify"},
             "preprocessor": {"preprocess": "classifier/preprocess.json"},
             "classifier": {},
         }
+
+    def serve(self, name: str, task: str, **parameters: str) -> None:
+        """One more model that callers can name."""
+        self.parameters[name] = {"task": task, **parameters}
 
     async def infer(
         self,
@@ -55,33 +64,36 @@ class FakeTriton:
             await asyncio.sleep(timeout)
             raise DeadlineExceeded("The inference server did not answer in time.")
         await asyncio.sleep(self.delay)
-        tensors = {tensor.name: tensor for tensor in inputs}
-        rows, row_bytes = tensors[RAW_IMAGE].shape
-        self.asked.append((rows, row_bytes))
-        lengths = np.frombuffer(tensors["IMAGE_LENGTH"].data, dtype="<i4")
-        data = tensors[RAW_IMAGE].data
-        files = [data[i * row_bytes : i * row_bytes + lengths[i]] for i in range(rows)]
-        probabilities = np.stack([self.probabilities(file) for file in files])
+        items = _items({tensor.name: tensor for tensor in inputs})
+        self.asked.append((len(items), max(map(len, items))))
+        self.asked_models.append(model)
+        version = self.versions.get(model, self.version)
+        probabilities = np.stack([self.probabilities(item) for item in items])
         if self.nan:
             probabilities[:] = np.nan
-        for row, file in zip(probabilities, files, strict=True):
-            row[0] = self.spoilt.get(file, row[0])
+        for row, item in zip(probabilities, items, strict=True):
+            row[0] = self.spoilt.get(item, row[0])
         if top_classes:
             order = np.argsort(-probabilities, axis=1)[:, :top_classes]
             strings = [
-                [f"{p[k]:f}:{k}:{self._label(k)}".encode() for k in row]
+                [f"{p[k]:f}:{k}:{self._label(k, version)}".encode() for k in row]
                 for p, row in zip(probabilities, order, strict=True)
             ]
-            return Answer(self.version, {CLASSIFICATION: np.array(strings, dtype=object)}, self.endpoint)
-        statuses = np.zeros((rows, 1), dtype=np.int32)
-        return Answer(self.version, {CLASSIFICATION: probabilities, IMAGE_STATUS: statuses}, self.endpoint)
+            return Answer(version, {CLASSIFICATION: np.array(strings, dtype=object)}, self.endpoint)
+        answers = {
+            CLASSIFICATION: probabilities,
+            EMBEDDING: probabilities[:, : self.dim],
+            IMAGE_STATUS: np.zeros((len(items), 1), dtype=np.int32),
+            KNOWN_WORDS: np.array([[float(item != b"unknown")] for item in items], dtype=np.float32),
+        }
+        return Answer(version, {name: answers[name] for name in outputs}, self.endpoint)
 
-    def _label(self, index: int) -> str:
-        return f"class {index}" if self.version == "1" else f"class {index} of version {self.version}"
+    def _label(self, index: int, version: str) -> str:
+        return f"class {index}" if version == "1" else f"class {index} of version {version}"
 
-    def probabilities(self, file: bytes) -> NDArray[np.float32]:
-        """FP32 `[classes]` of one file."""
-        seed = int.from_bytes(hashlib.sha256(file).digest()[:8], "little")
+    def probabilities(self, item: bytes) -> NDArray[np.float32]:
+        """FP32 `[classes]` of one file or text."""
+        seed = int.from_bytes(hashlib.sha256(item).digest()[:8], "little")
         weights = np.random.default_rng(seed).random(self.classes)
         probabilities: NDArray[np.float32] = (weights / weights.sum()).astype(np.float32)
         return probabilities
@@ -89,22 +101,37 @@ class FakeTriton:
     async def index(self, *, timeout: float) -> list[ModelState]:
         if self.failure:
             raise self.failure
-        return [ModelState(name, self.version, True) for name in self.parameters]
+        return [ModelState(name, self.versions.get(name, self.version), True) for name in self.parameters]
 
     async def config(self, model: str, *, timeout: float) -> ModelConfig:
         classes, status = {CLASSIFICATION: (self.classes,)}, {IMAGE_STATUS: (1,)}
+        features, known = {EMBEDDING: (self.dim,)}, {KNOWN_WORDS: (1,)}
+        parameters = self.parameters.get(model, {})
         outputs: dict[str, dict[str, tuple[int, ...]]] = {
             "preprocessor": {"PREPROCESSED_IMAGE": (64, 64, 3), **status},
             "classifier": {**classes},
+            "embed": {**features, **classes, **status},
+            "text_classify": {**classes, **known},
+            "text_embed": {**features, **known},
         }
         steps = (Step("preprocessor"), Step("classifier")) if model == "ensemble_model" else ()
-        return ModelConfig(
-            model,
-            self.max_batch,
-            outputs.get(model, {**classes, **status}),
-            self.parameters.get(model, {}),
-            steps,
-        )
+        given = outputs.get(model, outputs.get(parameters.get("task", ""), {**classes, **status}))
+        return ModelConfig(model, self.max_batch, given, parameters, steps)
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+def _items(tensors: dict[str, Tensor]) -> list[bytes]:
+    """The files or texts in a request's tensors."""
+    if TEXT in tensors:
+        data, at, texts = tensors[TEXT].data, 0, []
+        while at < len(data):
+            (length,) = struct.unpack_from("<I", data, at)
+            texts.append(data[at + 4 : at + 4 + length])
+            at += 4 + length
+        return texts
+    rows, row_bytes = tensors[RAW_IMAGE].shape
+    lengths = np.frombuffer(tensors["IMAGE_LENGTH"].data, dtype="<i4")
+    data = tensors[RAW_IMAGE].data
+    return [data[i * row_bytes : i * row_bytes + lengths[i]] for i in range(rows)]

@@ -12,6 +12,7 @@ import binascii
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote_to_bytes
 
@@ -28,26 +29,26 @@ from gateway.errors import (
     BodyTimeout,
     BodyTooLarge,
     ClientLeft,
-    ImageProblem,
     InvalidParameter,
+    ItemProblem,
     MalformedRequest,
     MissingImage,
     Overloaded,
     RequestError,
     TooManyImages,
+    TooManyTexts,
     UnsupportedEncoding,
 )
 from gateway.fetch import Address, Content
 from gateway.settings import Settings
-from gateway.web.documents import read_document, stands_more_than
+from gateway.web.documents import Document, read_document, stands_more_than
 from gateway.web.parameters import one_value_each
-from gateway.web.schemas import ClassifyRequest, ImageInput
+from gateway.web.schemas import ImageInput, ImagesRequest
 
 IMAGE_FIELDS = frozenset({"files", "file", "files[]", "image", "images"})
-TEXT_FIELDS = frozenset({"top_k", "threshold", "model"})
 MAX_TEXT_BYTES = 1024
 MAX_OTHER_PARTS = 64
-MAX_COMMAS_AN_IMAGE = 16  # one or two are usual, and an address may hold some
+MAX_COMMAS_AN_ITEM = 16  # one or two are usual, and an address may hold some
 DRAIN_BYTES = 1024 * 1024
 DRAIN_S = 1.0
 
@@ -69,19 +70,48 @@ class Upload:
     hint: str = ""
 
 
-async def read_upload(request: Request, settings: Settings, grow: Callable[[int], None]) -> Upload:
-    """The whole body; `grow` is told of every chunk's bytes before they are kept.
+async def read_upload(
+    request: Request, settings: Settings, grow: Callable[[int], None], kind: type[ImagesRequest]
+) -> Upload:
+    """The whole body; `grow` is told of every chunk's bytes before they are kept. `kind` names the parameters.
 
     Raises a `RequestError`, `Overloaded` (by `grow`), or `ClientLeft` when the caller went away in the middle.
     """
     body = _Body(request, settings, grow)
+    async with _drained_if_refused(body):
+        upload = await _read(request, body, settings, kind)
+    query = [(name, value) for name, value in request.query_params.multi_items() if name in kind.model_fields]
+    return replace(upload, parameters=one_value_each([*query, *upload.parameters.items()]))
+
+
+async def read_json(
+    request: Request, settings: Settings, grow: Callable[[int], None], kind: type[Document], most: int
+) -> Document:
+    """A body that can only be JSON, with at most about `most` items; the same rules and errors as `read_upload`."""
+    body = _Body(request, settings, grow)
+    async with _drained_if_refused(body):
+        _check_encoding(request)
+        content = await body.all()
+        if _elements(content, MAX_COMMAS_AN_ITEM * (most + 1)):
+            raise TooManyTexts(f"One request may hold {most} texts; this document has more parts than that.")
+        return read_document(content, kind)
+
+
+@asynccontextmanager
+async def _drained_if_refused(body: _Body) -> AsyncIterator[None]:
     try:
-        upload = await _read(request, body, settings)
+        yield
     except (RequestError, Overloaded):
         await body.drain()
         raise
-    query = [(name, value) for name, value in request.query_params.multi_items() if name in TEXT_FIELDS]
-    return replace(upload, parameters=one_value_each([*query, *upload.parameters.items()]))
+
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+
+
+def _elements(content: bytes, most: int) -> bool:
+    """Whether there are more than so many commas, outside of strings: each stands for an element."""
+    return stands_more_than(most, b",", content) and _STRING.sub(b"", content).count(b",") > most
 
 
 async def drain(request: Request, settings: Settings) -> None:
@@ -89,7 +119,7 @@ async def drain(request: Request, settings: Settings) -> None:
     await _Body(request, settings, lambda size: None).drain()
 
 
-async def _read(request: Request, body: _Body, settings: Settings) -> Upload:
+def _check_encoding(request: Request) -> None:
     encodings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
     if {encoding.strip() for encoding in encodings} - {"", "identity"}:
         raise UnsupportedEncoding("Send the body as it is, without a Content-Encoding.")
@@ -97,19 +127,24 @@ async def _read(request: Request, body: _Body, settings: Settings) -> Upload:
         raise UnsupportedEncoding(
             "Send the body in chunks or with its length, and without any other Transfer-Encoding."
         )
-    kinds = request.headers.getlist("content-type") or [""]
-    if len(set(kinds)) > 1:
+
+
+async def _read(request: Request, body: _Body, settings: Settings, kind: type[ImagesRequest]) -> Upload:
+    _check_encoding(request)
+    types = request.headers.getlist("content-type") or [""]
+    if len(set(types)) > 1:
         raise MalformedRequest("The request has two different Content-Types.")
-    kind, options = parse_options_header(kinds[0])
-    if kind == "multipart/form-data":
-        return await _read_multipart(body, options.get("boundary", ""), settings)
-    if kind == "application/json":
-        return _read_json(await body.all(), settings)
+    media_type, options = parse_options_header(types[0])
+    if media_type == "multipart/form-data":
+        fields = frozenset(kind.model_fields) - {"images"}
+        return await _read_multipart(body, options.get("boundary", ""), _Form(settings, fields))
+    if media_type == "application/json":
+        return _read_images(await body.all(), settings, kind)
     content = await body.all()
     if not content:
         raise MissingImage("The body is empty: send an image, a form with images, or JSON.")
-    hint = "" if kind in ("", "application/octet-stream") or kind.startswith("image/") else _TAKEN_FOR_AN_IMAGE
-    return Upload([File(None, content)], hint=hint.format(kind[:64]))
+    known = media_type in ("", "application/octet-stream") or media_type.startswith("image/")
+    return Upload([File(None, content)], hint="" if known else _TAKEN_FOR_AN_IMAGE.format(media_type[:64]))
 
 
 _TAKEN_FOR_AN_IMAGE = (
@@ -184,12 +219,11 @@ class _Body:
         return BodyTooLarge(f"The body is larger than the limit of {self._limit} bytes.")
 
 
-async def _read_multipart(body: _Body, boundary: str, settings: Settings) -> Upload:
+async def _read_multipart(body: _Body, boundary: str, form: _Form) -> Upload:
     if not boundary:
         raise MalformedRequest("The Content-Type of the form has no boundary.")
-    form = _Form(settings)
     try:
-        parser = _Parser(boundary, header_charset="latin-1", max_segment_count=settings.max_images + MAX_OTHER_PARTS)
+        parser = _Parser(boundary, header_charset="latin-1", max_segment_count=form.most_parts)
         with parser:  # leaving it checks that the last boundary was seen
             async for chunk in _from_boundary(body.chunks(), parser.boundary):
                 for event in parser.parse(chunk):
@@ -232,8 +266,10 @@ class _Parser(PushMultipartParser):  # type: ignore[misc]  # the library has no 
 class _Form:
     """Collects the parser's events: a part's headers, its bytes, its end (None)."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, fields: frozenset[str]) -> None:
+        self.most_parts = settings.max_images + MAX_OTHER_PARTS
         self._settings = settings
+        self._fields = fields
         self._files: list[File] = []
         self._parameters: list[tuple[str, str]] = []
         self._strangers: list[str] = []
@@ -263,14 +299,14 @@ class _Form:
         assert self._part is not None
         name = self._part.name or ""
         if self._is_image():
-            content: bytes | ImageProblem = b"".join(self._pieces)
+            content: bytes | ItemProblem = b"".join(self._pieces)
             if self._size > self._settings.max_file_bytes:
-                content = ImageProblem(
+                content = ItemProblem(
                     "file_too_large",
                     f"The file has {self._size} bytes; the limit is {self._settings.max_file_bytes}.",
                 )
             self._files.append(File(_filename(self._part), content))
-        elif name in TEXT_FIELDS:
+        elif name in self._fields:
             if self._size > MAX_TEXT_BYTES:
                 raise InvalidParameter(f"The field {name} is too long.")
             self._parameters.append((name, b"".join(self._pieces).decode("utf-8", "replace").strip()))
@@ -306,31 +342,30 @@ def _filename(part: MultipartSegment) -> str | None:
     return re.split(r"[/\\]", name)[-1].strip()[:MAX_NAME] or None
 
 
-def _read_json(content: bytes, settings: Settings) -> Upload:
+def _read_images(content: bytes, settings: Settings, kind: type[ImagesRequest]) -> Upload:
     # Every element of a document costs far more than its bytes, in memory and in the time that nobody else is served.
-    if stands_more_than(MAX_COMMAS_AN_IMAGE * (settings.max_images + 1), b",", content):
+    if stands_more_than(MAX_COMMAS_AN_ITEM * (settings.max_images + 1), b",", content):
         raise TooManyImages(
             f"One request may hold {settings.max_images} images; this document has more parts than that."
         )
-    wanted = read_document(content, ClassifyRequest)
+    wanted = read_document(content, kind)
     if not wanted.images:
         raise MissingImage("The list `images` is empty.")
     if len(wanted.images) > settings.max_images:
         raise TooManyImages(f"One request may hold {settings.max_images} images.")
     files = [File(None, _content(image)) for image in wanted.images]
-    given = {"top_k": wanted.top_k, "threshold": wanted.threshold, "model": wanted.model}
-    return Upload(files, {name: str(value) for name, value in given.items() if value is not None})
+    return Upload(files, wanted.parameters())
 
 
 def _content(image: ImageInput) -> Content:
     return Address(image.url) if image.url is not None else decode_base64(image.data or "")
 
 
-_NOT_BASE64 = ImageProblem("invalid_base64", "The data is not base64.")
+_NOT_BASE64 = ItemProblem("invalid_base64", "The data is not base64.")
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
-def decode_base64(text: str) -> bytes | ImageProblem:
+def decode_base64(text: str) -> bytes | ItemProblem:
     """Standard or URL-safe base64, padded or not, in lines or not, with or without a `data:` prefix."""
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")

@@ -18,6 +18,8 @@ _WORDS = {
     "model_type": "must be an object",
     "list_type": "must be a list",
     "string_type": "must be a string",
+    "bool_type": "must be true or false",
+    "literal_error": "must be {expected}",
     "int_type": "must be a whole number, without quotes or a decimal point",
     "int_from_float": "must be a whole number, without quotes or a decimal point",
     "float_type": "must be a number, without quotes",

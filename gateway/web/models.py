@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from gateway.triton.discovery import Model
+from gateway.triton.model import Model
 from gateway.web import openapi, schemas
 from gateway.web.access import known_caller
-from gateway.web.gate import GateDep
+from gateway.web.gate import Gate, GateDep
 
 router = APIRouter(tags=["models"])
 
@@ -26,7 +26,7 @@ async def list_models(request: Request, gate: GateDep) -> schemas.ModelList:
     models = gate.discovery.models()
     if readiness.error and not models:
         raise readiness.error
-    data = [_out(model, readiness.ready) for model in models if caller.may_use(model.name)]
+    data = [_out(model, gate, readiness.ready) for model in models if caller.may_use(model.name)]
     return schemas.ModelList(data=data, unavailable=list(filter(caller.may_use, gate.discovery.broken())))
 
 
@@ -43,21 +43,36 @@ async def list_models(request: Request, gate: GateDep) -> schemas.ModelList:
     ),
     summary="One model, its certificate and its labels",
 )
-async def get_model(request: Request, name: str, gate: GateDep) -> schemas.ModelDetail:
-    """The model's task, version and limits, the certificate of its engine, and the names of its classes, in order."""
+async def get_model(request: Request, name: str, gate: GateDep, version: str | None = None) -> schemas.ModelDetail:
+    """The model's task, version and limits, the certificate of its engine, and the names of its classes, in order.
+
+    Of the main version, or of the one that is named.
+    """
     caller = await known_caller(request, gate)
     readiness = await gate.discovery.check()
-    model = await gate.discovery.get(caller.asked_model(name, gate.settings.default_model))
+    model = await gate.discovery.get(caller.asked_model(name, gate.settings.default_model), version)
     certificate = None if model.certificate is None else dict(model.certificate)
-    return schemas.ModelDetail(**dict(_out(model, readiness.ready)), certificate=certificate, labels=list(model.labels))
+    return schemas.ModelDetail(
+        **dict(_out(model, gate, readiness.ready)), certificate=certificate, labels=list(model.labels)
+    )
 
 
-def _out(model: Model, ready: bool) -> schemas.ModelOut:
+def _out(model: Model, gate: Gate, ready: bool) -> schemas.ModelOut:
+    candidates = gate.discovery.candidates(model)
+    beside = [(each.version, each.traffic) for each in candidates if each.traffic is not None]
+    main = max(0.0, 1 - sum(traffic.weight for _, traffic in beside))
     return schemas.ModelOut(
         id=model.name,
-        task=model.task,
+        task=model.task.name,
         version=model.version,
+        versions=[
+            schemas.ServedVersion(version=model.version, weight=main, shadow=0),
+            *(schemas.ServedVersion(version=v, weight=traffic.weight, shadow=traffic.shadow) for v, traffic in beside),
+        ],
         classes=len(model.labels),
+        dim=model.dim,
+        normalised=model.normalised,
+        moderates=sorted({judgement.category for judgement in model.moderation.values()}),
         max_batch=model.max_batch,
         ready=ready,
         certified=model.certificate is not None,

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import (
     ClientLeft,
-    NoUsableImage,
+    NothingUsable,
     Overloaded,
     RateLimited,
     TidegateError,
@@ -34,10 +34,13 @@ STATUS: dict[str, int] = {
     "body_timeout": 408,
     "body_too_large": 413,
     "too_many_images": 413,
+    "too_many_texts": 413,
     "unsupported_encoding": 415,
     "invalid_parameter": 422,
     "missing_image": 422,
+    "missing_text": 422,
     "no_usable_image": 422,
+    "no_usable_text": 422,
     "rate_limited": 429,
     "internal_error": 500,
     "bad_upstream_response": 502,
@@ -96,7 +99,7 @@ def problem_of(error: TidegateError) -> Response:
         headers["Retry-After"] = str(math.ceil(error.retry_after))
     elif isinstance(error, UpstreamError) and STATUS[error.code] == 503:
         headers["Retry-After"] = str(UPSTREAM_RETRY_AFTER_S)
-    if isinstance(error, NoUsableImage):
+    if isinstance(error, NothingUsable):
         return problem(error.code, error.detail, headers=headers, results=error.results)
     return problem(error.code, error.detail, headers=headers)
 

@@ -19,8 +19,8 @@ import pytest
 from gateway.errors import TidegateError
 from gateway.triton import client as triton_client
 from gateway.triton.client import TritonClient
-from gateway.triton.discovery import CLASSIFICATION
 from gateway.triton.local import LocalTriton, LocalTritonError, Ports, find_installation, free_ports
+from gateway.triton.tensors import CLASSIFICATION
 from tests.gateway.triton.test_contract import padded
 from tests.pictures import encode, noise
 from tests.servers import executions, tidegate, wait_for

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from gateway.errors import RequestError
 from gateway.settings import Settings
 from gateway.web.body import Upload, read_upload
+from gateway.web.schemas import ClassifyRequest
 
 SETTINGS = Settings(max_body_bytes=20_000, max_file_bytes=2_000, max_images=5)
 
@@ -41,7 +42,7 @@ def read(chunks: Sequence[bytes], content_type: str) -> Upload | str:
         "state": {},
     }
     try:
-        upload = _loop.run_until_complete(read_upload(Request(scope, receive), SETTINGS, grow))
+        upload = _loop.run_until_complete(read_upload(Request(scope, receive), SETTINGS, grow, ClassifyRequest))
     except RequestError as error:
         return error.code
     kept = [len(file.content) for file in upload.files if isinstance(file.content, bytes)]

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from gateway.admission import Deadline
-from gateway.cache import ENTRY_BYTES, Cache, Files, Row, Rows
-from gateway.errors import DeadlineExceeded, ImageProblem, UpstreamUnavailable
-from gateway.triton.discovery import Model
+from gateway.cache import ARRAY_BYTES, ENTRY_BYTES, Cache, Items, Row, Rows, Values
+from gateway.errors import DeadlineExceeded, ItemProblem, UpstreamUnavailable
+from gateway.inference import Question
+from gateway.triton.model import CLASSIFY, Model
 
-MODEL = Model("m", "1", "classify", 8, ("a", "b"), {"weights": "x"})
-ROW_BYTES = 8 + ENTRY_BYTES
+MODEL = Model("m", "1", CLASSIFY, 8, frozenset({"P"}), ("a", "b"), certificates=({"weights": "x"},))
+ROW_BYTES = 8 + ENTRY_BYTES + ARRAY_BYTES
 
 
 class Engine:
@@ -25,24 +26,26 @@ class Engine:
         self.model, self.delay, self.asked = model, delay, list[bytes]()
         self.failure: Exception | None = None
 
-    async def ask(self, files: Files) -> Rows:
+    async def ask(self, files: Items) -> Rows:
         self.asked += [data for _, data in files]
         await asyncio.sleep(self.delay)
         if self.failure:
             raise self.failure
-        return {index: Row(self.value(data), self.model) for index, data in files}
+        return {index: self.row(data) for index, data in files}
 
-    def value(self, data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]] | ImageProblem:
+    def row(self, data: bytes) -> Row:
         if data == b"bad":
-            return ImageProblem("corrupt_image", "")
-        return np.array([len(data), int(self.model.version)], np.float32)
+            return Row({}, self.model, ItemProblem("corrupt_image", ""))
+        values: Values = {"P": np.array([len(data), int(self.model.version)], np.float32)}
+        return Row(values, self.model)
 
 
 async def answer(cache: Cache, engine: Engine, *files: bytes, seconds: float = 5) -> list[object]:
-    rows = await cache.answer(list(enumerate(files)), engine.model, engine.ask, Deadline.after(seconds))
+    question = Question(engine.model, ("P",))
+    rows = await cache.answer(list(enumerate(files)), question, engine.ask, Deadline.after(seconds))
     assert sorted(rows) == list(range(len(files)))
-    values = [rows[i].value for i in range(len(files))]
-    return [value.code if isinstance(value, ImageProblem) else value.tolist() for value in values]
+    answers = [rows[i] for i in range(len(files))]
+    return [row.problem.code if row.problem else row.values["P"].tolist() for row in answers]
 
 
 def test_the_same_bytes_are_asked_for_once() -> None:
@@ -62,11 +65,27 @@ def test_another_engine_is_asked_anew() -> None:
 
     async def test() -> None:
         cache = Cache(10**6)
-        others = (replace(MODEL, version="2"), replace(MODEL, certificate={"weights": "y"}), replace(MODEL, name="n"))
+        others = (
+            replace(MODEL, version="2"),
+            replace(MODEL, certificates=({"weights": "y"},)),
+            replace(MODEL, name="n"),
+        )
         for model in (MODEL, *others):
             engine = Engine(model)
             assert await answer(cache, engine, b"aa") == [[2, int(model.version)]]
             assert engine.asked == [b"aa"]
+
+    asyncio.run(test())
+
+
+def test_other_outputs_are_asked_for_anew() -> None:
+    """A row of probabilities is no answer to who wants features, or both."""
+
+    async def test() -> None:
+        cache, engine = Cache(10**6), Engine()
+        for outputs in (("P",), ("E",), ("E", "P")):
+            await cache.answer([(0, b"aa")], Question(MODEL, outputs), engine.ask, Deadline.after(5))
+        assert engine.asked == [b"aa"] * 3
 
     asyncio.run(test())
 
@@ -77,7 +96,7 @@ def test_a_version_that_is_exchanged_meanwhile_is_not_kept_under_the_old_name() 
     async def test() -> None:
         cache, engine = Cache(10**6), Engine(replace(MODEL, version="2"))
         for _ in range(2):
-            rows = await cache.answer([(0, b"aa")], MODEL, engine.ask, Deadline.after(5))
+            rows = await cache.answer([(0, b"aa")], Question(MODEL, ("P",)), engine.ask, Deadline.after(5))
             assert rows[0].model.version == "2"
         assert engine.asked == [b"aa", b"aa"]
 
@@ -88,7 +107,7 @@ def test_nothing_is_kept_of_models_without_a_certificate_and_of_problems() -> No
     """The first may change under their number, the second may be a matter of time."""
 
     async def test() -> None:
-        cache, uncertified, engine = Cache(10**6), Engine(replace(MODEL, certificate=None)), Engine()
+        cache, uncertified, engine = Cache(10**6), Engine(replace(MODEL, certificates=())), Engine()
         for _ in range(2):
             await answer(cache, uncertified, b"aa")
             assert await answer(cache, engine, b"bad", b"b") == ["corrupt_image", [1, 1]]

@@ -8,7 +8,7 @@ import zlib
 import pytest
 from PIL import Image, features
 
-from gateway.errors import ImageProblem
+from gateway.errors import ItemProblem
 from gateway.images import MAX_SEGMENTS, EncodedImage, ImageLimits, inspect
 from tests.pictures import RED, encode, noise, solid
 
@@ -33,7 +33,7 @@ if features.check("avif"):
 
 def code(data: bytes, limits: ImageLimits = LIMITS) -> str:
     problem = inspect(data, limits)
-    assert isinstance(problem, ImageProblem), problem
+    assert isinstance(problem, ItemProblem), problem
     return problem.code
 
 
@@ -50,7 +50,7 @@ def test_never_raises_on_a_cut_file(name: str) -> None:
     """A file cut at any byte is an image or a problem, never an exception."""
     for end in range(len(TAKEN[name])):
         outcome = inspect(TAKEN[name][:end], LIMITS)
-        assert isinstance(outcome, EncodedImage | ImageProblem)
+        assert isinstance(outcome, EncodedImage | ItemProblem)
 
 
 @pytest.mark.parametrize("name", ["JPEG", "JPEG, progressive", "JPEG, CMYK", "PNG", "WebP, lossy", "WebP, lossless"])
@@ -100,7 +100,7 @@ def test_a_thumbnail_is_not_the_picture() -> None:
 def test_other_files_are_unsupported_and_named(data: bytes, named: str) -> None:
     """What we do not take is refused with a message that says what was seen."""
     problem = inspect(data, LIMITS)
-    assert isinstance(problem, ImageProblem)
+    assert isinstance(problem, ItemProblem)
     assert problem.code == "unsupported_image"
     assert named in problem.message
 

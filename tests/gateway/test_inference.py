@@ -13,20 +13,23 @@ from gateway.admission import Admission, Deadline
 from gateway.errors import (
     BadUpstreamResponse,
     DeadlineExceeded,
-    ImageProblem,
+    ItemProblem,
     ModelNotReady,
     Overloaded,
     UpstreamUnavailable,
 )
 from gateway.images import ImageLimits
-from gateway.inference import Classified, Inference, Question
+from gateway.inference import Answered, Inference, Question
+from gateway.inputs import kinds
 from gateway.triton.discovery import Discovery
 from gateway.triton.fake import FakeTriton
+from gateway.triton.tensors import CLASSIFICATION
 from tests.pictures import encode, noise
 
 T = TypeVar("T")
 PICTURES = [encode(noise(8, 8, seed)) for seed in range(20)]
-ALL = Question(top_k=10)
+KINDS = kinds(ImageLimits(10**6, 10**6), 1000)
+CLASSES = (CLASSIFICATION,)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -34,33 +37,32 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def classify(
-    triton: FakeTriton, files: list[bytes | ImageProblem], seconds: float = 5, max_images: int = 100
-) -> Classified:
+    triton: FakeTriton, files: list[bytes | ItemProblem], seconds: float = 5, max_images: int = 100
+) -> Answered:
     discovery = Discovery(triton, "ensemble_model", 5)
-    inference = Inference(triton, discovery, Admission(max_images, 10**9, 60), ImageLimits(10**6, 10**6))
+    inference = Inference(triton, discovery, Admission(max_images, 10**9, 60), KINDS)
     model = await discovery.get(None)
     triton.asked.clear()
-    return await inference.classify(files, model, ALL, Deadline.after(seconds))
+    return await inference.answer(files, Question(model, CLASSES), Deadline.after(seconds))
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 17])
 def test_every_file_has_its_own_answer_in_order(fake: FakeTriton, count: int) -> None:
     """N files, more than one batch, one outcome each, equal to the answer alone."""
     answer = run(classify(fake, list(PICTURES[:count])))
-    assert len(answer.outcomes) == count
+    assert len(answer.rows) == count
     assert sum(rows for rows, _ in fake.asked) == count
     assert max(rows for rows, _ in fake.asked) <= 8
-    for file, outcome in zip(PICTURES, answer.outcomes, strict=False):
-        expected = fake.probabilities(file)
-        assert not isinstance(outcome, ImageProblem)
-        assert {p.class_id: p.probability for p in outcome} == dict(enumerate(expected.tolist()))
+    for file, row in zip(PICTURES, answer.rows, strict=False):
+        assert row.problem is None
+        assert row.values[CLASSIFICATION].tolist() == fake.probabilities(file).tolist()
 
 
 def test_a_bad_file_costs_one_item(fake: FakeTriton) -> None:
     """Problems stay where they are; Triton never sees the bad file."""
-    problem = ImageProblem("invalid_base64", "x")
+    problem = ItemProblem("invalid_base64", "x")
     answer = run(classify(fake, [PICTURES[0], b"junk", PICTURES[1], b"", problem]))
-    codes = [x.code if isinstance(x, ImageProblem) else "ok" for x in answer.outcomes]
+    codes = [row.problem.code if row.problem else "ok" for row in answer.rows]
     assert codes == ["ok", "unsupported_image", "ok", "empty_image", "invalid_base64"]
     assert sum(rows for rows, _ in fake.asked) == 2
 
@@ -68,7 +70,7 @@ def test_a_bad_file_costs_one_item(fake: FakeTriton) -> None:
 def test_no_good_file_asks_nobody(fake: FakeTriton) -> None:
     """Triton is not asked for nothing."""
     answer = run(classify(fake, [b"junk"]))
-    assert len(answer.outcomes) == 1
+    assert len(answer.rows) == 1
     assert fake.asked == []
 
 
@@ -79,8 +81,8 @@ def test_deadline(fake: FakeTriton) -> None:
         discovery = Discovery(fake, "ensemble_model", 5)
         model = await discovery.get(None)
         fake.delay = 60
-        inference = Inference(fake, discovery, Admission(10, 10**9, 60), ImageLimits(10**6, 10**6))
-        await inference.classify([PICTURES[0]], model, ALL, Deadline.after(0.05))
+        inference = Inference(fake, discovery, Admission(10, 10**9, 60), KINDS)
+        await inference.answer([PICTURES[0]], Question(model, CLASSES), Deadline.after(0.05))
 
     with pytest.raises(DeadlineExceeded):
         run(slow())
@@ -93,8 +95,8 @@ def test_nan_is_not_a_label(fake: FakeTriton) -> None:
         discovery = Discovery(fake, "ensemble_model", 5)
         model = await discovery.get(None)
         fake.nan = True
-        inference = Inference(fake, discovery, Admission(10, 10**9, 60), ImageLimits(10**6, 10**6))
-        await inference.classify([PICTURES[0]], model, ALL, Deadline.after(5))
+        inference = Inference(fake, discovery, Admission(10, 10**9, 60), KINDS)
+        await inference.answer([PICTURES[0]], Question(model, CLASSES), Deadline.after(5))
 
     with pytest.raises(BadUpstreamResponse):
         run(broken())
@@ -103,16 +105,16 @@ def test_nan_is_not_a_label(fake: FakeTriton) -> None:
 def test_overload_is_refused_before_triton_is_asked(fake: FakeTriton) -> None:
     """Work beyond the budget gets no place in Triton's queue."""
 
-    async def crowd() -> list[Classified | BaseException]:
+    async def crowd() -> list[Answered | BaseException]:
         discovery = Discovery(fake, "ensemble_model", 5)
         model = await discovery.get(None)
         fake.delay = 0.5
-        inference = Inference(fake, discovery, Admission(2, 10**9, 60), ImageLimits(10**6, 10**6))
-        calls = [inference.classify([file], model, ALL, Deadline.after(5)) for file in PICTURES[:5]]
+        inference = Inference(fake, discovery, Admission(2, 10**9, 60), KINDS)
+        calls = [inference.answer([file], Question(model, CLASSES), Deadline.after(5)) for file in PICTURES[:5]]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     answers = run(crowd())
-    assert sum(isinstance(a, Classified) for a in answers) == 2
+    assert sum(isinstance(a, Answered) for a in answers) == 2
     assert sum(isinstance(a, Overloaded) for a in answers) == 3
 
 
@@ -126,26 +128,25 @@ def test_triton_gone(fake: FakeTriton) -> None:
 def test_labels_are_those_of_the_version_that_answered(fake: FakeTriton) -> None:
     """Triton has another version since the labels were learnt: they are learnt again before an answer is named."""
 
-    async def ask() -> Classified:
+    async def ask() -> Answered:
         discovery = Discovery(fake, "ensemble_model", 5)
-        inference = Inference(fake, discovery, Admission(100, 10**9, 60), ImageLimits(10**6, 10**6))
+        inference = Inference(fake, discovery, Admission(100, 10**9, 60), KINDS)
         model = await discovery.get(None)
         fake.version = "2"
-        return await inference.classify(list(PICTURES[:9]), model, ALL, Deadline.after(5))
+        return await inference.answer(list(PICTURES[:9]), Question(model, CLASSES), Deadline.after(5))
 
     answer = run(ask())
     assert answer.version == "2"
-    for outcome in answer.outcomes:
-        assert not isinstance(outcome, ImageProblem)
-        assert all(p.label == f"class {p.class_id} of version 2" for p in outcome)
+    for row in answer.rows:
+        assert row.model.labels == tuple(f"class {k} of version 2" for k in range(10))
 
 
 def test_a_version_that_is_gone_again_names_nothing(fake: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer of a version whose labels cannot be had is no answer: 503, and never another version's labels."""
 
-    async def ask() -> Classified:
+    async def ask() -> Answered:
         discovery = Discovery(fake, "ensemble_model", 5)
-        inference = Inference(fake, discovery, Admission(100, 10**9, 60), ImageLimits(10**6, 10**6))
+        inference = Inference(fake, discovery, Admission(100, 10**9, 60), KINDS)
         model = await discovery.get(None)
         infer = fake.infer
 
@@ -154,7 +155,7 @@ def test_a_version_that_is_gone_again_names_nothing(fake: FakeTriton, monkeypatc
             return answer if keywords.get("top_classes") else replace(answer, model_version="7")
 
         monkeypatch.setattr(fake, "infer", of_another)
-        return await inference.classify(list(PICTURES[:1]), model, ALL, Deadline.after(5))
+        return await inference.answer(list(PICTURES[:1]), Question(model, CLASSES), Deadline.after(5))
 
     with pytest.raises(ModelNotReady):
         run(ask())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.errors import BadUpstreamResponse
-from gateway.predictions import Prediction, check_probabilities, top_k, usable_rows
+from gateway.errors import BadUpstreamResponse, ItemProblem
+from gateway.predictions import Prediction, top_k, unit, usable_rows
+from gateway.triton.tensors import CLASSIFICATION, EMBEDDING
 
 LABELS = [f"class {i}" for i in range(6)]
 ROW = np.array([0.05, 0.4, 0.1, 0.3, 0.05, 0.1], dtype=np.float32)
@@ -35,16 +36,24 @@ def test_threshold() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -0.01])
 def test_values_that_are_no_probabilities_are_refused(bad: float) -> None:
-    """A row with NaN in it is not usable, and the others are; a probe takes none of them."""
+    """A row with NaN in it is not usable, and the others are; of features, only numbers below zero are fine."""
     array = np.full((3, 3), 0.5, dtype=np.float32)
     array[1, 2] = bad
-    assert usable_rows(array, 3, 3).tolist() == [True, False, True]
-    with pytest.raises(BadUpstreamResponse):
-        check_probabilities(array, 3, 3)
+    assert usable_rows(CLASSIFICATION, array, 3, 3).tolist() == [True, False, True]
+    assert usable_rows(EMBEDDING, array, 3, 3).tolist() == [True, bool(np.isfinite(bad)), True]
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (3, 3), (6,), (2, 3, 1)])
 def test_an_unexpected_shape_is_refused(shape: tuple[int, ...]) -> None:
     """Rows and classes must be those that were asked for."""
     with pytest.raises(BadUpstreamResponse):
-        check_probabilities(np.zeros(shape, dtype=np.float32), 2, 3)
+        usable_rows(CLASSIFICATION, np.zeros(shape, dtype=np.float32), 2, 3)
+
+
+def test_unit_length() -> None:
+    """Any row that has a direction gets the length 1, however large or small; one of zeros is refused."""
+    for size in (1e-30, 1.0, 1e30):
+        row = unit(np.array([3 * size, -4 * size], dtype=np.float32))
+        assert not isinstance(row, ItemProblem)
+        np.testing.assert_allclose(row, [0.6, -0.8], rtol=1e-6)
+    assert isinstance(unit(np.zeros(2, dtype=np.float32)), ItemProblem)

@@ -26,8 +26,8 @@ import pytest
 from gateway.errors import UpstreamUnavailable
 from gateway.triton import Tensor, local
 from gateway.triton.client import TritonClient
-from gateway.triton.discovery import CLASSIFICATION
 from gateway.triton.local import LocalTriton, LocalTritonError, find_installation, free_ports
+from gateway.triton.tensors import CLASSIFICATION
 from tests.deploy.test_rolling_update import Names, replica
 from tests.gateway.triton.test_contract import padded
 from tests.model_repository.test_guard import heavy

@@ -6,7 +6,7 @@ import random
 import time
 from dataclasses import replace
 
-from gateway.errors import ImageProblem
+from gateway.errors import ItemProblem
 from gateway.images import EncodedImage, ImageLimits, inspect
 from tests.fuzz import pictures
 
@@ -21,7 +21,7 @@ SECONDS = 0.5  # of CPU time, for GROWN_BYTES; 0.01 are usual
 def check(data: bytes) -> None:
     found = inspect(data, LIMITS)
     assert inspect(data, LIMITS) == found
-    if isinstance(found, ImageProblem):
+    if isinstance(found, ItemProblem):
         assert found.code in CODES
         if found.code == "image_too_large":  # that and nothing else is wrong with it
             grown = inspect(data, replace(LIMITS, max_pixels=1 << 64))
@@ -42,7 +42,7 @@ def _check_image(data: bytes, image: EncodedImage) -> None:
     assert pixels <= LIMITS.max_pixels
     assert inspect(data, replace(LIMITS, max_pixels=pixels)) == image
     refused = inspect(data, replace(LIMITS, max_pixels=pixels - 1))
-    assert isinstance(refused, ImageProblem)
+    assert isinstance(refused, ItemProblem)
     assert refused.code == "image_too_large"
     longer = inspect(data + bytes(100), LIMITS)  # what follows a whole file does not matter
     assert isinstance(longer, EncodedImage)

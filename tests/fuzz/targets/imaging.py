@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from gateway.errors import ImageProblem
+from gateway.errors import ItemProblem
 from gateway.images import EncodedImage, ImageLimits, inspect
 from tests.fuzz import pictures
 from tests.model_repository.picture_files import OK, ROOT, Pixels, decode, imaging, status_of
@@ -40,7 +40,7 @@ def check(data: bytes) -> None:
         assert door.code == "corrupt_image" or _is_bigtiff(data), door
 
 
-def _check_kind(data: bytes, door: EncodedImage | ImageProblem) -> None:
+def _check_kind(data: bytes, door: EncodedImage | ItemProblem) -> None:
     """Gateway and preprocessor see the same kind of file, or both none that is taken."""
     kind = sys.modules["image_formats"].sniff(data[:256])
     taken = isinstance(door, EncodedImage) or door.code not in ("unsupported_image", "empty_image")

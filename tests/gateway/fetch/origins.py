@@ -18,7 +18,7 @@ import httpcore
 import pytest
 
 from gateway.admission import Deadline
-from gateway.errors import ImageProblem
+from gateway.errors import ItemProblem
 from gateway.fetch import Address
 from gateway.fetch.fetcher import Fetcher
 from gateway.fetch.guard import Guard, parse_hosts, parse_networks
@@ -192,13 +192,13 @@ def fetcher(hosts: str = "", networks: str = "127.0.0.0/8", **options: Any) -> F
 
 def fetch(
     one: Fetcher, *urls: str, grow: Callable[[int], None] = lambda size: None, seconds: float = 30
-) -> list[bytes | ImageProblem]:
+) -> list[bytes | ItemProblem]:
     """What becomes of `urls` in one request."""
     return asyncio.run(one.fetch([Address(url) for url in urls], Deadline.after(seconds), grow))
 
 
-def code(content: bytes | ImageProblem) -> str:
-    return content.code if isinstance(content, ImageProblem) else "ok"
+def code(content: bytes | ItemProblem) -> str:
+    return content.code if isinstance(content, ItemProblem) else "ok"
 
 
 def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:

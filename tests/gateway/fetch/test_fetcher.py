@@ -17,7 +17,7 @@ import httpcore
 import pytest
 
 from gateway.admission import Admission, Deadline
-from gateway.errors import BodyTooLarge, DeadlineExceeded, ImageProblem, Overloaded
+from gateway.errors import BodyTooLarge, DeadlineExceeded, ItemProblem, Overloaded
 from gateway.fetch import Address, fetch_nothing
 from gateway.fetch.fetcher import AT_ONCE_OF_A_REQUEST, FAILED, OUTCOMES, resolve
 from gateway.images import HEAD_BYTES
@@ -58,8 +58,8 @@ def here(origin: Origin, path: str = "/x.jpg") -> str:
     return f"http://127.0.0.1:{origin.port}{path}"
 
 
-def message(content: bytes | ImageProblem) -> str:
-    assert isinstance(content, ImageProblem)
+def message(content: bytes | ItemProblem) -> str:
+    assert isinstance(content, ItemProblem)
     return content.message
 
 
@@ -109,7 +109,7 @@ def test_every_image_keeps_its_place(origin: Origin) -> None:
         connection.sendall(answer())
 
     origin.answers = {"/slow": slowly, "/404": answer(b"", status="404 Not Found")}
-    problem = ImageProblem("invalid_base64", "x")
+    problem = ItemProblem("invalid_base64", "x")
     urls = [Address(here(origin, "/404" if i % 5 == 0 else "/slow")) for i in range(40)]
     one = fetcher(f"127.0.0.1:{origin.port}")
     found = asyncio.run(one.fetch([problem, *urls, b"sent"], Deadline.after(30), lambda size: None))

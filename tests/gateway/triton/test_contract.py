@@ -12,9 +12,11 @@ import pytest
 from gateway.errors import ModelNotReady
 from gateway.triton import Step, Triton
 from gateway.triton.client import TritonClient
-from gateway.triton.discovery import CLASSIFICATION, IMAGE_STATUS, Discovery, image_tensors
+from gateway.triton.discovery import Discovery
 from gateway.triton.fake import FakeTriton
+from gateway.triton.model import CLASSIFY
 from gateway.triton.pool import Pool
+from gateway.triton.tensors import CLASSIFICATION, IMAGE_STATUS, image_tensors
 from tests.pictures import encode, noise
 
 T = TypeVar("T")
@@ -45,7 +47,7 @@ def ask(request: pytest.FixtureRequest) -> Ask[object]:
 def padded(files: list[bytes]) -> list:  # type: ignore[type-arg]
     longest = max(map(len, files))
     data = b"".join(file.ljust(longest, b"\0") for file in files)
-    return image_tensors(len(files), longest, data, np.array([[len(f)] for f in files]))
+    return list(image_tensors(len(files), longest, data, np.array([[len(f)] for f in files])))
 
 
 def test_rows_in_order_and_independent(ask: Ask) -> None:  # type: ignore[type-arg]
@@ -72,7 +74,7 @@ def test_discovery(ask: Ask) -> None:  # type: ignore[type-arg]
         assert (await discovery.check()).ready
         model = await discovery.get("ensemble_model")
         config = await triton.config("ensemble_model", timeout=5)
-        assert (model.task, model.max_batch) == ("classify", config.max_batch)
+        assert (model.task, model.max_batch) == (CLASSIFY, config.max_batch)
         assert len(set(model.labels)) == config.outputs[CLASSIFICATION][0]
         assert "preprocessor" not in [m.name for m in discovery.models()]
 

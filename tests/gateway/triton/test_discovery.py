@@ -15,8 +15,9 @@ import pytest
 from gateway.errors import DeadlineExceeded, ModelNotFound, ModelNotReady, UpstreamUnavailable
 from gateway.triton import Answer, ModelConfig, ModelState, Step, Tensor
 from gateway.triton import discovery as discovery_module
-from gateway.triton.discovery import CLASSIFICATION, Discovery
+from gateway.triton.discovery import Discovery
 from gateway.triton.fake import FakeTriton
+from gateway.triton.tensors import CLASSIFICATION
 
 
 class Two(FakeTriton):
@@ -155,23 +156,23 @@ def test_a_busy_triton_can_be_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(work())
 
 
-RECIPE = "ab" * 32
+PIXELS = "ab" * 32
 
 
-def certify(fake: FakeTriton, recipe: str | None = RECIPE, **changes: Any) -> dict[str, Any]:
-    """Gives the fake's classifier a certificate, and its preprocessor a `recipe`; returns the certificate."""
+def certify(fake: FakeTriton, pixels: str | None = PIXELS, **changes: Any) -> dict[str, Any]:
+    """Gives the fake's classifier a certificate, which it returns, and its preprocessor the hash of its `pixels`."""
     certificate = {
         "schema": 1,
         "version": "1",
         "precision": "fp16",
         "source": {"name": "efficientnet_lite0", "weights": "pretrained"},
-        "preprocess": {"file": "preprocess.json", "sha256": RECIPE},
+        "preprocess": {"sha256": "ef" * 32, "pixels_sha256": PIXELS},
         "anything": [1.5, None, {"else": "é"}],
         **changes,
     }
     fake.parameters["classifier"]["certificate"] = json.dumps(certificate)
-    if recipe is not None:
-        fake.parameters["preprocessor"]["preprocess_sha256"] = recipe
+    if pixels is not None:
+        fake.parameters["preprocessor"]["pixels_sha256"] = pixels
     return certificate
 
 
@@ -219,15 +220,15 @@ def test_every_configuration_is_asked_for_once() -> None:
 
 def test_other_preprocessing_than_the_certified_is_not_ready(fake: FakeTriton) -> None:
     """The log names both hashes."""
-    certify(fake, recipe="cd" * 32)
+    certify(fake, pixels="cd" * 32)
     reason = private_reason(fake)
-    assert RECIPE in reason
+    assert PIXELS in reason
     assert "cd" * 32 in reason
 
 
 def test_a_preprocessor_that_does_not_say_what_it_runs_is_not_ready(fake: FakeTriton) -> None:
     """Nor is a certified network without one: nobody can say that its pixels are those that were measured."""
-    certify(fake, recipe=None)
+    certify(fake, pixels=None)
     assert "none in preprocessor" in private_reason(fake)
     del fake.parameters["preprocessor"]["preprocess"]
     assert "no preprocessor" in private_reason(fake)
@@ -278,9 +279,9 @@ def test_the_version_is_the_one_that_the_ensemble_asks_for(pinned: int, served: 
         ('"words"', "not an object"),
         ("null", "not an object"),
         ("{}", "lacks its version"),
-        ('{"version": 1, "preprocess": {"sha256": "ab"}}', "lacks its version"),
-        ('{"version": "1", "preprocess": "ab"}', "preprocess.sha256"),
-        ('{"version": "1", "preprocess": {"sha256": null}}', "preprocess.sha256"),
+        ('{"version": 1, "preprocess": {"pixels_sha256": "ab"}}', "lacks its version"),
+        ('{"version": "1", "preprocess": "ab"}', "preprocess.pixels_sha256"),
+        ('{"version": "1", "preprocess": {"pixels_sha256": null}}', "preprocess.pixels_sha256"),
         ('{"speed": NaN}', "not JSON"),
         ('{"speed": 1e999}', "not JSON"),
         ('{"name": "\\ud800"}', "not JSON"),
@@ -298,11 +299,98 @@ def test_a_broken_certificate_is_not_ready(fake: FakeTriton, text: str, words: s
     assert words in private_reason(fake)
 
 
-def test_two_certificates_are_one_too_many(fake: FakeTriton) -> None:
-    """Which of them should be shown?"""
-    certify(fake)
-    fake.parameters["preprocessor"]["certificate"] = fake.parameters["classifier"]["certificate"]
-    assert "more than one step" in private_reason(fake)
+class Embedding(FakeTriton):
+    """Serves an ensemble that embeds and classifies, from one preprocessor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.serve("embedding_ensemble", "embed")
+        self.parameters["embedder"] = {}
+
+    async def config(self, model: str, *, timeout: float) -> ModelConfig:
+        config = await super().config(model, timeout=timeout)
+        if model == "embedder":
+            return replace(config, outputs={"EMBEDDING": (self.dim,)})
+        steps = (Step("preprocessor"), Step("classifier"), Step("embedder"))
+        return replace(config, steps=steps) if model == "embedding_ensemble" else config
+
+
+def test_every_engine_of_an_ensemble_is_checked() -> None:
+    """That of the task's own output is shown, whatever the order of the steps; a wrong one beside it counts as well."""
+
+    async def work() -> None:
+        triton = Embedding()
+        certificate = certify(triton)
+        own = {**certificate, "precision": "fp32"}
+        triton.parameters["embedder"]["certificate"] = json.dumps(own)
+        model = await Discovery(triton, "ensemble_model", 5).get("embedding_ensemble")
+        assert (model.certificates, model.precision) == ((own, certificate), "fp32")
+        assert (model.task.name, model.dim, len(model.labels)) == ("embed", triton.dim, triton.classes)
+        certify(triton, version="2")
+        discovery = Discovery(triton, "ensemble_model", 5)
+        with pytest.raises(ModelNotReady) as error:
+            await discovery.get("embedding_ensemble")
+        assert "classifier is of version 2" in (error.value.private or "")
+
+    asyncio.run(work())
+
+
+def test_a_model_of_texts_needs_no_preprocessing(fake: FakeTriton) -> None:
+    """Its certificate names none; that of another version is refused all the same."""
+
+    async def ready() -> bool:
+        discovery = Discovery(fake, "text_classifier", 5)
+        return (await discovery.check()).ready
+
+    fake.serve("text_classifier", "text_classify", certificate=json.dumps({"version": "1"}))
+    assert asyncio.run(ready())
+    fake.serve("text_classifier", "text_classify", certificate=json.dumps({"version": "2"}))
+    assert not asyncio.run(ready())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"task": "divine"}, "is not one that this version serves"),
+        ({"moderation": "{"}, "cannot be read"),
+        ({"moderation": "{}"}, "or none"),
+        ({"moderation": '{"class 99": {"category": "sexual", "threshold": 0.5}}'}, "does not have"),
+        ({"moderation": '{"class 1": {"category": "ugly", "threshold": 0.5}}'}, "ugly"),
+        ({"moderation": '{"class 1": {"category": "sexual", "threshold": 5}}'}, "not from 0 to 1"),
+        ({"moderation": '{"class 1": {"category": "sexual"}}'}, "cannot be read"),
+        ({"version_of": "another", "weight": "lots"}, "weight"),
+        ({"version_of": "another", "shadow": "2"}, "shadow"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_configuration_that_makes_no_sense_is_not_ready(
+    fake: FakeTriton, parameters: dict[str, str], words: str
+) -> None:
+    """The log says which parameter."""
+    fake.parameters["ensemble_model"].update(parameters)
+    assert words in private_reason(fake)
+
+
+def test_a_version_can_be_named_and_others_take_their_share(fake: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of requests that name none a candidate gets its weight; it is no model of its own."""
+    fake.serve("ensemble_model.v2", "classify", version_of="ensemble_model", weight="0.25")
+    fake.versions["ensemble_model.v2"] = "2"
+
+    async def work() -> None:
+        discovery = Discovery(fake, "ensemble_model", 5)
+        await discovery.check()
+        assert [model.name for model in discovery.models()] == ["ensemble_model"]
+        assert (await discovery.get("ensemble_model", "2")).served_as == "ensemble_model.v2"
+        assert (await discovery.get("ensemble_model", "1")).served_as == "ensemble_model"
+        with pytest.raises(ModelNotFound):
+            await discovery.get("ensemble_model", "3")
+        with pytest.raises(ModelNotFound):
+            await discovery.get("ensemble_model.v2")
+        lots = iter([0.0, 0.2499, 0.25, 0.9999])
+        monkeypatch.setattr("random.random", lambda: next(lots))
+        assert [(await discovery.get(None)).version for _ in range(4)] == ["2", "2", "1", "1"]
+
+    asyncio.run(work())
 
 
 def test_a_step_that_is_not_served() -> None:
@@ -360,7 +448,7 @@ def test_a_busy_model_shows_its_new_certificate(monkeypatch: pytest.MonkeyPatch)
         discovery.proved(model, "fake")
         assert (await discovery.check(max_age_s=-1)).ready
         assert (await discovery.get(None)).certificate == certificate
-        certify(triton, recipe="cd" * 32)
+        certify(triton, pixels="cd" * 32)
         discovery.proved(model, "fake")
         assert not (await discovery.check(max_age_s=-1)).ready
 

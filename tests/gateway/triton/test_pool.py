@@ -11,9 +11,10 @@ import pytest
 
 from gateway.errors import BadUpstreamResponse, DeadlineExceeded, ModelNotReady, UpstreamUnavailable
 from gateway.triton import Answer, Tensor
-from gateway.triton.discovery import CLASSIFICATION, Discovery
+from gateway.triton.discovery import Discovery
 from gateway.triton.fake import FakeTriton
 from gateway.triton.pool import Member, Pool, RetryBudget
+from gateway.triton.tensors import CLASSIFICATION
 from tests.gateway.triton.test_contract import padded
 from tests.pictures import encode, noise
 

@@ -15,9 +15,10 @@ from prometheus_client import REGISTRY
 from gateway.errors import ModelNotFound, UpstreamUnavailable
 from gateway.settings import Settings
 from gateway.triton import ModelState
-from gateway.triton.discovery import CLASSIFICATION, RETRY_INTERVAL_S, Discovery
+from gateway.triton.discovery import RETRY_INTERVAL_S, Discovery
 from gateway.triton.fake import FakeTriton
 from gateway.triton.pool import Pool
+from gateway.triton.tensors import CLASSIFICATION
 from tests.gateway.triton.test_contract import padded
 from tests.gateway.triton.test_discovery import Two, certify
 from tests.grpc_triton import grpc_triton

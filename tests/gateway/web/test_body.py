@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.errors import ImageProblem
+from gateway.errors import ItemProblem
 from gateway.settings import Settings
 from gateway.triton.fake import FakeTriton
 from gateway.web.body import decode_base64
@@ -328,5 +328,5 @@ def test_forms_of_base64(text: str) -> None:
 def test_what_is_not_base64(text: str) -> None:
     """Anything else is an item error, never other bytes."""
     problem = decode_base64(text)
-    assert isinstance(problem, ImageProblem)
+    assert isinstance(problem, ItemProblem)
     assert problem.code == "invalid_base64"

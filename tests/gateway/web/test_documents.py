@@ -26,7 +26,7 @@ IMAGE = {"data": "AA=="}
         ({"images": [{}]}, "images[0] must have either data or url."),
         ({"images": [{"data": "AA==", "url": "http://x"}]}, "images[0] must have either data or url."),
         ({"images": [{"date": "AA=="}]}, "images[0] has an unknown key 'date'; known are data, url."),
-        ({"topk": 3}, "The document has an unknown key 'topk'; known are images, top_k, threshold, model."),
+        ({"topk": 3}, "The document has an unknown key 'topk'; known are model, version, images, top_k, threshold."),
         ({"top_k": "5"}, "top_k must be a whole number, without quotes or a decimal point."),
         ({"top_k": 5.0}, "top_k must be a whole number, without quotes or a decimal point."),
         ({"top_k": 5.5}, "top_k must be a whole number, without quotes or a decimal point."),

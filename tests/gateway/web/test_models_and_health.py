@@ -21,9 +21,13 @@ def test_models(client: httpx.Client) -> None:
     """The list shows what can be named; one model shows its labels in order."""
     listed = client.get("/v1/models").json()
     assert listed["unavailable"] == []
-    (model,) = listed["data"]
-    assert model["id"] == "ensemble_model"
+    models = {model["id"]: model for model in listed["data"]}
+    model = models["ensemble_model"]
     assert (model["task"], model["classes"], model["max_batch"], model["ready"]) == ("classify", 10, 8, True)
+    assert (models["embedding_ensemble"]["task"], models["embedding_ensemble"]["dim"]) == ("embed", 6)
+    assert (models["text_classifier"]["task"], models["text_classifier"]["dim"]) == ("text_classify", 0)
+    assert (models["text_embedder"]["normalised"], models["embedding_ensemble"]["normalised"]) == (True, False)
+    assert (models["open_nsfw"]["moderates"], model["moderates"]) == (["sexual"], [])
     detail = client.get("/v1/models/ensemble_model").json()
     assert detail["labels"] == [f"class {i}" for i in range(10)]
     assert client.get("/v1/models/nope").json()["code"] == "model_not_found"
@@ -31,9 +35,29 @@ def test_models(client: httpx.Client) -> None:
 
 def test_a_model_made_by_hand_has_no_certificate(client: httpx.Client) -> None:
     """It is served, and says so: null, not a missing key."""
-    (listed,) = client.get("/v1/models").json()["data"]
+    listed = client.get("/v1/models/ensemble_model").json()
     assert (listed["certified"], listed["precision"], listed["weights"]) == (False, None, None)
     assert client.get("/v1/models/ensemble_model").json()["certificate"] is None
+
+
+def test_versions_are_listed_with_their_share(fake: FakeTriton) -> None:
+    """A candidate is a version of its model, can be looked at, and answers who names it."""
+    fake.serve("ensemble_model.v2", "classify", version_of="ensemble_model", weight="0.25", shadow="0.5")
+    fake.versions["ensemble_model.v2"] = "2"
+    with running_gateway(Settings(), fake) as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert (model["id"], model["version"]) == ("ensemble_model", "1")
+        assert model["versions"] == [
+            {"version": "1", "weight": 0.75, "shadow": 0.0},
+            {"version": "2", "weight": 0.25, "shadow": 0.5},
+        ]
+        detail = client.get("/v1/models/ensemble_model?version=2").json()
+        assert (detail["version"], detail["labels"][0]) == ("2", "class 0 of version 2")
+        for version in ("1", "2"):
+            answer = client.post("/v1/classify", params={"version": version}, content=encode(noise(8, 8)))
+            assert answer.json()["model"] == {"name": "ensemble_model", "version": version}
+        answer = client.post("/v1/classify?version=3", content=encode(noise(8, 8)))
+        assert (answer.status_code, answer.json()["code"]) == (404, "model_not_found")
 
 
 def test_the_certificate_is_shown_as_the_builder_wrote_it(own_client: httpx.Client, fake: FakeTriton) -> None:
@@ -42,11 +66,11 @@ def test_the_certificate_is_shown_as_the_builder_wrote_it(own_client: httpx.Clie
         "version": "1",
         "precision": "int8",
         "source": {"name": "timm/resnet50", "weights": "file", "sha256": "12" * 32},
-        "preprocess": {"sha256": "ab" * 32},
+        "preprocess": {"pixels_sha256": "ab" * 32},
         "measured": {"images_per_s": 1234.5, "notes": ["a", None, True], "device": "größer 4", "large": 2**70},
     }
     fake.parameters["classifier"]["certificate"] = json.dumps(certificate)
-    fake.parameters["preprocessor"]["preprocess_sha256"] = "ab" * 32
+    fake.parameters["preprocessor"]["pixels_sha256"] = "ab" * 32
     fake.failure = UpstreamUnavailable("restarts with the new model")
     time.sleep(1.05)  # a probe's result is good for one second
     assert own_client.get("/readyz").status_code == 503
@@ -86,9 +110,9 @@ def test_what_does_not_answer_is_not_ready(fake: FakeTriton, monkeypatch: pytest
 def test_a_certified_model_can_be_cached(fake: FakeTriton) -> None:
     """With a certificate as the builder writes it: the second time Triton is not asked."""
     fake.parameters["classifier"]["certificate"] = json.dumps(
-        {"version": "1", "source": {"weights": "file"}, "preprocess": {"sha256": "ab" * 32}}
+        {"version": "1", "source": {"weights": "file"}, "preprocess": {"pixels_sha256": "ab" * 32}}
     )
-    fake.parameters["preprocessor"]["preprocess_sha256"] = "ab" * 32
+    fake.parameters["preprocessor"]["pixels_sha256"] = "ab" * 32
     picture = encode(noise(8, 8), "JPEG")
     with running_gateway(Settings(cache_bytes=10**6), fake) as client:
         client.get("/readyz")

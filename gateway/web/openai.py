@@ -1,0 +1,205 @@
+"""`POST /v1/embeddings` and `POST /v1/moderations`: the shapes of the OpenAI API, so that its clients work unchanged.
+
+There an item has no error of its own, so the first one that cannot be used fails the request, and is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
+
+from gateway.access import Caller
+from gateway.cache import Row
+from gateway.errors import InvalidParameter, MissingText, TooManyImages, TooManyTexts
+from gateway.fetch import Address, Content
+from gateway.inference import Question
+from gateway.inputs import TEXTS_AN_IMAGE
+from gateway.observe.logging import request_id
+from gateway.observe.stages import Stage
+from gateway.triton.model import CATEGORIES, EMBED, TEXT_EMBED, Model
+from gateway.triton.tensors import CLASSIFICATION, EMBEDDING
+from gateway.web import answers, openapi, parameters, schemas
+from gateway.web.access import counted_caller
+from gateway.web.body import decode_base64, read_json
+from gateway.web.gate import Gate, GateDep
+
+router = APIRouter(tags=["openai"])
+
+_DATA = "data:"
+Grow = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to be judged or embedded: where it stands in the request, and what it is."""
+
+    place: str
+    of: str
+    """"images" or "texts"."""
+    content: Content
+
+
+@router.post(
+    "/v1/embeddings",
+    response_model=schemas.EmbeddingsResponse,
+    responses=openapi.responses(openapi.JSON, openapi.EMBEDDINGS, *openapi.OF_OPENAI),
+    openapi_extra=openapi.EMBEDDINGS_REQUEST,
+    summary="Embed texts, or images as data: URIs",
+)
+async def embeddings(request: Request, gate: GateDep) -> Response:
+    """Texts for a text embedder, `data:` URIs of images for an embedder of images; one kind in a request."""
+    caller = await counted_caller(request, gate)
+    with gate.admission.hold() as grow:
+        wanted = await _read(request, gate, grow, schemas.EmbeddingsRequest)
+        items = _strings(wanted.input)
+        of = items[0].of
+        default = gate.settings.default_embedder if of == "images" else gate.settings.default_text_embedder
+        model = await gate.discovery.get(caller.asked_model(wanted.model, default), wanted.version)
+        if model.task not in (EMBED, TEXT_EMBED):
+            raise InvalidParameter(f"The model {model.name} does not embed: ask it at POST {model.task.route}.")
+        if wanted.dimensions not in (None, model.dim):
+            raise InvalidParameter(f"dimensions must be {model.dim}, or left out: the model has no other.")
+        rows = await _ask(request, gate, caller, grow, items, model, EMBEDDING, wanted.version)
+        with Stage("encode"):
+            encoding = wanted.encoding_format or "float"
+            data = []
+            for index, row in enumerate(rows):
+                embedding = answers.embedding(row.values[EMBEDDING], normalize=False, encoding=encoding)
+                data.append({"object": "embedding", "index": index, "embedding": embedding})
+            usage = {"prompt_tokens": 0, "total_tokens": 0}  # there are no tokens here
+            body = {"object": "list", "data": data, "model": model.name, "usage": usage}
+            return Response(to_json(body), media_type="application/json")
+
+
+@router.post(
+    "/v1/moderations",
+    response_model=schemas.ModerationsResponse,
+    responses=openapi.responses(openapi.JSON, openapi.MODERATIONS, *openapi.OF_OPENAI),
+    openapi_extra=openapi.MODERATIONS_REQUEST,
+    summary="Judge texts or images by the categories of the OpenAI API",
+)
+async def moderations(request: Request, gate: GateDep) -> Response:
+    """One result for each text, or one for all parts of a list of parts.
+
+    A category that no model here judges is false, 0, and has an empty list in `category_applied_input_types`.
+    """
+    caller = await counted_caller(request, gate)
+    with gate.admission.hold() as grow:
+        wanted = await _read(request, gate, grow, schemas.ModerationsRequest)
+        items, together = _parts(wanted.input)
+        name = caller.asked_model(wanted.model, gate.settings.default_moderator)
+        model = await gate.discovery.get(name, wanted.version)
+        if not model.moderation:
+            raise InvalidParameter(f"The model {model.name} does not moderate; GET /v1/models says which do.")
+        rows = await _ask(request, gate, caller, grow, items, model, CLASSIFICATION, wanted.version)
+        with Stage("encode"):
+            scored = [_scores(row) for row in rows]
+            if together:
+                scored = [{category: max(each[category] for each in scored) for category in scored[0]}]
+            kind = "image" if model.task.of == "images" else "text"
+            thresholds = {judgement.category: judgement.threshold for judgement in model.moderation.values()}
+            results = [_judged(scores, thresholds, kind) for scores in scored]
+            body = {"id": f"modr-{request_id.get()}", "model": model.name, "results": results}
+            return Response(to_json(body), media_type="application/json")
+
+
+async def _read(request: Request, gate: Gate, grow: Grow, kind: type[schemas.OpenAI]) -> Any:
+    most = max(gate.settings.max_texts, gate.settings.max_images)
+    with Stage("read"):
+        return await read_json(request, gate.settings, grow, kind, most)
+
+
+async def _ask(
+    request: Request,
+    gate: Gate,
+    caller: Caller,
+    grow: Grow,
+    items: Sequence[Item],
+    model: Model,
+    output: str,
+    version: str | None,
+) -> list[Row]:
+    """A row for each item; the first one that cannot be used is an `InvalidParameter` that says where it stands."""
+    settings, images = gate.settings, model.task.of == "images"
+    for item in items:
+        if item.of != model.task.of:
+            raise InvalidParameter(f"The model {model.name} takes {model.task.of}, and {item.place} is not one.")
+    if images and len(items) > settings.max_images:
+        raise TooManyImages(f"One request may hold {settings.max_images} images.")
+    if len(items) > settings.max_texts:
+        raise TooManyTexts(f"One request may hold {settings.max_texts} texts.")
+    await gate.rates.add(caller.identity, len(items) if images else -(-len(items) // TEXTS_AN_IMAGE))
+    deadline = parameters.deadline(request, settings)
+    contents = await gate.fetch([item.content for item in items], deadline, grow)
+    question = Question(model, (output,), version)
+    answered = await gate.inference.answer(contents, question, deadline, caller.identity)
+    for item, row in zip(items, answered.rows, strict=True):
+        if row.problem is not None:
+            raise InvalidParameter(f"{item.place} cannot be used ({row.problem.code}): {row.problem.message}")
+    return answered.rows
+
+
+def _strings(value: object) -> list[Item]:
+    """The `input` of a request for embeddings: a string or a list of strings, `data:` URIs being images."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise MissingText("input must be a string, or a list of strings with at least one.")
+    return [_string(f"input[{i}]", each, images=True) for i, each in enumerate(value)]
+
+
+def _parts(value: object) -> tuple[list[Item], bool]:
+    """The `input` of a request to moderate, and whether its parts are judged together."""
+    if isinstance(value, str):
+        return [_string("input", value, images=False)], False
+    if not isinstance(value, list) or not value:
+        raise MissingText("input must be a string, a list of strings, or a list of parts, with at least one.")
+    if all(isinstance(each, str) for each in value):
+        return [_string(f"input[{i}]", each, images=False) for i, each in enumerate(value)], False
+    return [_part(f"input[{i}]", each) for i, each in enumerate(value)], True
+
+
+def _string(place: str, value: object, *, images: bool) -> Item:
+    if not isinstance(value, str):
+        raise InvalidParameter(f"{place} must be a string; token numbers are not taken.")
+    if images and value[: len(_DATA)].lower() == _DATA:
+        return Item(place, "images", decode_base64(value))
+    return Item(place, "texts", value.encode("utf-8", "replace"))
+
+
+def _part(place: str, value: object) -> Item:
+    if not isinstance(value, Mapping):
+        raise InvalidParameter(f"{place} must be a part, as the others are: an object with a type.")
+    match value:
+        case {"type": "text", "text": str(text), **others} if not others:
+            return Item(place, "texts", text.encode("utf-8", "replace"))
+        case {"type": "image_url", "image_url": {"url": str(url), **inner}, **others} if not others and not inner:
+            data = url[: len(_DATA)].lower() == _DATA
+            return Item(place, "images", decode_base64(url) if data else Address(url))
+    raise InvalidParameter(
+        f'{place} must be {{"type": "text", "text": "…"}} or {{"type": "image_url", "image_url": {{"url": "data:…"}}}}.'
+    )
+
+
+def _scores(row: Row) -> dict[str, float]:
+    """The probability of each category that the model judges; of several labels of one category, together."""
+    scores: dict[str, float] = {}
+    probabilities, labels = row.values[CLASSIFICATION], row.model.labels
+    for label, judgement in row.model.moderation.items():
+        probability = float(probabilities[labels.index(label)])
+        scores[judgement.category] = min(1.0, scores.get(judgement.category, 0.0) + probability)
+    return scores
+
+
+def _judged(scores: Mapping[str, float], thresholds: Mapping[str, float], kind: str) -> dict[str, object]:
+    categories = {category: scores.get(category, 0.0) >= thresholds.get(category, 2.0) for category in CATEGORIES}
+    return {
+        "flagged": any(categories.values()),
+        "categories": categories,
+        "category_scores": {category: scores.get(category, 0.0) for category in CATEGORIES},
+        "category_applied_input_types": {category: [kind] if category in scores else [] for category in CATEGORIES},
+    }
