@@ -101,7 +101,7 @@ class Inference:
         async with AsyncExitStack() as held:
             with Stage("wait") as wait:
                 wait.note({"tidegate.images": len(items)})
-                claim = Claim(kind.weight(len(items)), model.served_as, model.max_batch, caller)
+                claim = Claim(kind.weight(len(items)), model.served_as, kind.weight(model.max_batch), caller)
                 await held.enter_async_context(self._admission.permit(claim))
             with Stage("pad") as pad:
                 batches = kind.batches(items, model.max_batch)

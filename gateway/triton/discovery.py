@@ -288,26 +288,36 @@ class Catalogue:
                 configs[name] = await self._triton.config(name, timeout=PROBE_TIMEOUT_S)
             else:
                 broken[name] = not_ready(state.reason or "not loaded")
+        ours = [name for name, config in configs.items() if TASK in config.parameters]  # others are steps, or strangers
+        # Side by side: under load each one waits in Triton's queues.
+        looked = await asyncio.gather(*(self._look_at(name, configs, states) for name in ours))
         counts = dict.fromkeys(STATES, 0)
         counts["not_loaded"] = len(broken)
-        for name, config in configs.items():
-            if TASK not in config.parameters:
-                continue  # a step of an ensemble, or nothing of ours
-            # Always what it is if the next line raises.
-            count_as = "certificate" if all(step.model in configs for step in config.steps) else "not_loaded"
-            try:
-                certificates = find_certificates(config, configs, states)
-                count_as = "unusable"
-                models[name] = await self._admit(config, certificates)
-                count_as = "ready"
-            except UpstreamUnavailable:
-                raise
-            except TidegateError as error:  # this model's trouble is not the others'
-                broken[name] = error
+        for name, (count_as, found) in zip(ours, looked, strict=True):
             counts[count_as] += 1
+            if isinstance(found, Model):
+                models[name] = found
+            else:
+                broken[name] = found
         self.counts = counts
         self._on_learnt()
         return models, broken, states
+
+    async def _look_at(
+        self, name: str, configs: Mapping[str, ModelConfig], states: Mapping[str, ModelState]
+    ) -> tuple[str, Model | TidegateError]:
+        """One of `STATES`, and the model, or what speaks against serving it: that is not the others' trouble."""
+        config = configs[name]
+        # Always what it is if the next line raises.
+        count_as = "certificate" if all(step.model in configs for step in config.steps) else "not_loaded"
+        try:
+            certificates = find_certificates(config, configs, states)
+            count_as = "unusable"
+            return "ready", await self._admit(config, certificates)
+        except UpstreamUnavailable:
+            raise
+        except TidegateError as error:
+            return count_as, error
 
     async def _admit(self, config: ModelConfig, certified: list[tuple[ModelConfig, Mapping[str, Any]]]) -> Model:
         """The model as Triton shows it now, with its certificates; raises what speaks against serving it."""

@@ -31,7 +31,7 @@ async def classify(request: Request, gate: GateDep) -> Response:
         model = await parameters.model(upload.parameters, CLASSIFY, gate.settings.default_model, gate, caller)
         ranking = parameters.ranking(upload.parameters, model)
         files = await gate.fetch([file.content for file in upload.files], deadline, grow)
-        question = Question(model, (CLASSIFICATION,), upload.parameters.get("version"))
+        question = Question(model, (CLASSIFICATION,), parameters.version(upload.parameters))
         answered = await gate.inference.answer(files, question, deadline, caller.identity)
         return answers.of_images(
             request, upload, model, answered, lambda row: {"predictions": ranking.predictions(row)}

@@ -45,7 +45,7 @@ async def embed(request: Request, gate: GateDep) -> Response:
             raise InvalidParameter("top_k and threshold are of use only with classify.")
         files = await gate.fetch([file.content for file in upload.files], deadline, grow)
         outputs = (EMBEDDING, CLASSIFICATION) if ranking else (EMBEDDING,)
-        question = Question(model, outputs, wanted.get("version"))
+        question = Question(model, outputs, parameters.version(wanted))
         answered = await gate.inference.answer(files, question, deadline, caller.identity)
 
         def show(row: Row) -> dict[str, object] | ItemProblem:

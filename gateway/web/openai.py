@@ -58,12 +58,12 @@ async def embeddings(request: Request, gate: GateDep) -> Response:
         items = _strings(wanted.input)
         of = items[0].of
         default = gate.settings.default_embedder if of == "images" else gate.settings.default_text_embedder
-        model = await gate.discovery.get(caller.asked_model(wanted.model, default), wanted.version)
+        model = await gate.discovery.get(caller.asked_model(wanted.model, default), wanted.version or None)
         if model.task not in (EMBED, TEXT_EMBED):
             raise InvalidParameter(f"The model {model.name} does not embed: ask it at POST {model.task.route}.")
         if wanted.dimensions not in (None, model.dim):
             raise InvalidParameter(f"dimensions must be {model.dim}, or left out: the model has no other.")
-        rows = await _ask(request, gate, caller, grow, items, model, EMBEDDING, wanted.version)
+        rows = await _ask(request, gate, caller, grow, items, model, EMBEDDING, wanted.version or None)
         with Stage("encode"):
             encoding = wanted.encoding_format or "float"
             data = []
@@ -92,10 +92,10 @@ async def moderations(request: Request, gate: GateDep) -> Response:
         wanted = await _read(request, gate, grow, schemas.ModerationsRequest)
         items, together = _parts(wanted.input)
         name = caller.asked_model(wanted.model, gate.settings.default_moderator)
-        model = await gate.discovery.get(name, wanted.version)
+        model = await gate.discovery.get(name, wanted.version or None)
         if not model.moderation:
             raise InvalidParameter(f"The model {model.name} does not moderate; GET /v1/models says which do.")
-        rows = await _ask(request, gate, caller, grow, items, model, CLASSIFICATION, wanted.version)
+        rows = await _ask(request, gate, caller, grow, items, model, CLASSIFICATION, wanted.version or None)
         with Stage("encode"):
             scored = [_scores(row) for row in rows]
             if together:

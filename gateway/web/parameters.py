@@ -50,10 +50,15 @@ class Ranking:
 async def model(parameters: Mapping[str, str], task: Task, default: str, gate: Gate, caller: Caller) -> Model:
     """The model that is named, or the default one, in the version that is named, if any; it must be for this task."""
     name = caller.asked_model(parameters.get("model"), default)
-    found = await gate.discovery.get(name, parameters.get("version"))
+    found = await gate.discovery.get(name, version(parameters))
     if found.task is not task:
         raise InvalidParameter(f"The model {found.name} is for another task: ask it at POST {found.task.route}.")
     return found
+
+
+def version(parameters: Mapping[str, str]) -> str | None:
+    """The version that is named, if any; a field that was left empty names none."""
+    return parameters.get("version") or None
 
 
 def ranking(parameters: Mapping[str, str], model: Model) -> Ranking:

@@ -46,7 +46,7 @@ async def classify_texts(request: Request, gate: GateDep) -> Response:
         ranking = parameters.ranking(given, model)
         texts = [text.encode("utf-8", "replace") for text in wanted.texts]
         answered = await gate.inference.answer(
-            texts, Question(model, (CLASSIFICATION,), wanted.version), deadline, caller.identity
+            texts, Question(model, (CLASSIFICATION,), parameters.version(given)), deadline, caller.identity
         )
 
         def show(row: Row) -> dict[str, object]:

@@ -142,7 +142,7 @@ def test_the_certificate_is_that_of_the_triton_that_shows_it(pair: tuple[Two, Tw
 
 def test_labels_come_from_where_the_answer_came_from(pair: tuple[Two, Two], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two engines were both published as version 1, by mistake: every answer has the labels of its own."""
-    monkeypatch.setattr(pair[1], "_label", lambda index: f"other {index}")
+    monkeypatch.setattr(pair[1], "_label", lambda index, version: f"other {index}")
 
     async def work() -> None:
         discovery = Discovery(Pool(pair), "ensemble_model", 5)
