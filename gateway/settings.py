@@ -20,6 +20,8 @@ from gateway.fetch.guard import Guard, Network, parse_hosts, parse_networks
 PREFIX = "TIDEGATE_"
 Port = Annotated[int, Field(ge=1, le=65535)]
 MIB = 1024 * 1024
+OF_CLIENTS = frozenset({"API_KEY"})
+"""Variables of `tidegate embed`, which may be set where a gateway starts."""
 SECRET = frozenset({"rate_storage"})
 """Settings whose values are not shown: a password may be in them."""
 
@@ -318,7 +320,7 @@ class Settings(BaseSettings):
 
 def load_settings(**overrides: object) -> Settings:
     """Settings from the environment; raises `SettingsError` with one line for each thing that is wrong."""
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {PREFIX + name for name in OF_CLIENTS}
     unknown = sorted(key for key in os.environ if key.upper().startswith(PREFIX) and key.upper() not in known)
     if unknown:
         # A misspelt limit or key file must not be dropped without a word.

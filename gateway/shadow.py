@@ -47,6 +47,8 @@ class Shadow:
         if model.traffic is not None:
             return
         for candidate in self._discovery.candidates(model):
+            if not candidate.outputs.issuperset(outputs):
+                continue
             assert candidate.traffic is not None
             if random.random() >= candidate.traffic.shadow:  # noqa: S311  # of traffic, not of secrets
                 continue

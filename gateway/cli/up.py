@@ -70,8 +70,7 @@ def _build_default_model(repository: Path) -> None:
     if importlib.util.find_spec("build_engines") is None:
         return  # a gateway without the builder serves what is in the repository
     work = repository.parent / ".build_engines"
-    command = [sys.executable, "-m", "build_engines", "efficientnet_lite0", "--unless-chosen"]
-    command += ["--repository", str(repository), "--work", str(work)]
+    command = [sys.executable, "-m", "build_engines", "defaults", "--repository", str(repository), "--work", str(work)]
     if subprocess.run(command, check=False).returncode != 0:
         raise LocalTritonError("The default model could not be built, so there is nothing to serve.")
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,8 +111,9 @@ class Discovery:
         known = {name for each in self._best_first() for name in each.broken}
         return sorted(known - {model.served_as for model in self._served()})
 
-    async def get(self, name: str | None = None, version: str | None = None) -> Model:
-        """The model to ask, in the version that is named, or else in one of those that take traffic, by their weights.
+    async def get(self, name: str | None = None, version: str | None = None, outputs: Collection[str] = ()) -> Model:
+        """The model to ask, in the version that is named, or else in one of those that take traffic, by their weights,
+        and give all of `outputs`.
 
         Raises `ModelNotFound`, `ModelNotReady` or `UpstreamUnavailable`.
         """
@@ -125,6 +126,8 @@ class Discovery:
             raise ModelNotFound("The model is not served in this version; GET /v1/models/{name} lists those that are.")
         lot = random.random()  # noqa: S311  # of traffic, not of secrets
         for each in versions[1:]:
+            if not each.outputs.issuperset(outputs):
+                continue
             assert each.traffic is not None
             if (lot := lot - each.traffic.weight) < 0:
                 return each

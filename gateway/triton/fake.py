@@ -46,7 +46,7 @@ class FakeTriton:
         }
 
     def serve(self, name: str, task: str, **parameters: str) -> None:
-        """One more model that callers can name."""
+        """One more model that callers can name; the parameter `only` names the one output that it has."""
         self.parameters[name] = {"task": task, **parameters}
 
     async def infer(
@@ -116,6 +116,8 @@ class FakeTriton:
         }
         steps = (Step("preprocessor"), Step("classifier")) if model == "ensemble_model" else ()
         given = outputs.get(model, outputs.get(parameters.get("task", ""), {**classes, **status}))
+        if "only" in parameters:
+            given = {name: shape for name, shape in given.items() if name in (parameters["only"], IMAGE_STATUS)}
         return ModelConfig(model, self.max_batch, given, parameters, steps)
 
     async def close(self) -> None:

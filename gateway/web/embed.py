@@ -34,17 +34,16 @@ async def embed(request: Request, gate: GateDep) -> Response:
         upload = await read_images(request, gate, caller, grow, schemas.EmbedRequest)
         wanted = upload.parameters
         deadline = parameters.deadline(request, gate.settings)
-        model = await parameters.model(wanted, EMBED, gate.settings.default_embedder, gate, caller)
-        normalize, encoding = parameters.flag(wanted, "normalize"), parameters.encoding(wanted)
-        ranking = None
-        if parameters.flag(wanted, "classify"):
-            if not model.labels:
-                raise InvalidParameter(f"The model {model.name} only embeds: it cannot classify as well.")
-            ranking = parameters.ranking(wanted, model)
-        elif {"top_k", "threshold"} & wanted.keys():
+        labels = parameters.flag(wanted, "classify")
+        if not labels and {"top_k", "threshold"} & wanted.keys():
             raise InvalidParameter("top_k and threshold are of use only with classify.")
+        outputs = (EMBEDDING, CLASSIFICATION) if labels else (EMBEDDING,)
+        model = await parameters.model(wanted, EMBED, gate.settings.default_embedder, gate, caller, outputs)
+        if labels and not model.labels:
+            raise InvalidParameter(f"The model {model.name} only embeds: it cannot classify as well.")
+        ranking = parameters.ranking(wanted, model) if labels else None
+        normalize, encoding = parameters.flag(wanted, "normalize"), parameters.encoding(wanted)
         files = await gate.fetch([file.content for file in upload.files], deadline, grow)
-        outputs = (EMBEDDING, CLASSIFICATION) if ranking else (EMBEDDING,)
         question = Question(model, outputs, parameters.version(wanted))
         answered = await gate.inference.answer(files, question, deadline, caller.identity)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,10 +47,20 @@ class Ranking:
         return top_k(row.values[CLASSIFICATION], row.model.labels, self.top_k, self.threshold)
 
 
-async def model(parameters: Mapping[str, str], task: Task, default: str, gate: Gate, caller: Caller) -> Model:
-    """The model that is named, or the default one, in the version that is named, if any; it must be for this task."""
+async def model(
+    parameters: Mapping[str, str],
+    task: Task,
+    default: str,
+    gate: Gate,
+    caller: Caller,
+    outputs: Collection[str] = (),
+) -> Model:
+    """The model that is named, or the default one, in the version that is named, if any; it must be for this task.
+
+    Where no version is named, only those that give all of `outputs` are asked.
+    """
     name = caller.asked_model(parameters.get("model"), default)
-    found = await gate.discovery.get(name, version(parameters))
+    found = await gate.discovery.get(name, version(parameters), outputs)
     if found.task is not task:
         raise InvalidParameter(f"The model {found.name} is for another task: ask it at POST {found.task.route}.")
     return found

@@ -79,6 +79,18 @@ def test_labels_from_the_same_picture(embedding: httpx.Client, fake: FakeTriton)
         assert len(result["embedding"]) == 6
 
 
+def test_a_candidate_without_labels_gets_no_question_for_them(fake: FakeTriton) -> None:
+    """It answers all questions for features, by its weight; those for labels as well go to the main version."""
+    fake.serve("embedding_ensemble", "embed")
+    fake.serve("embedding_ensemble.v2", "embed", version_of="embedding_ensemble", weight="1", only="EMBEDDING")
+    fake.versions["embedding_ensemble.v2"] = "2"
+    with running_gateway(Settings(), fake) as client:
+        assert embed(client, PICTURES[0])["model"]["version"] == "2"
+        assert embed(client, PICTURES[0], classify="true")["model"]["version"] == "1"
+        answer = client.post("/v1/embed?classify=true&version=2", content=PICTURES[0])
+        assert "only embeds" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
