@@ -1,4 +1,4 @@
-"""The `config.pbtxt` files of the three models that make one: preprocessor, network, ensemble.
+"""The `config.pbtxt` files of the models that make one: preprocessor, network, ensemble; or one for texts.
 
 A GPU server reads `config.pbtxt`; a CPU server is started with `--model-config-name=cpu` and reads
 `configs/cpu.pbtxt` where there is one. The files of the default model that are kept in git are written by
@@ -8,6 +8,7 @@ this module, too.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,29 +17,55 @@ from typing import Any
 from build_engines.sources import INPUT, OUTPUTS
 
 DEFAULT_MODEL = "ensemble_model"
+DEFAULT_EMBEDDER = "embedding_ensemble"
 _STEPS = {"classify": "classifier", "embed": "embedder"}
+
+TEXT, KNOWN_WORDS = "TEXT", "KNOWN_WORDS"
+TEXT_OUTPUTS = {"text_classify": "CLASSIFICATION", "text_embed": "EMBEDDING"}
+"""What a model of each task gives for a text: FP32 [N, classes], probabilities, or FP32 [N, dim], features."""
 
 # What the preprocessor's own configuration promises, and the most that the gateway sends in one request.
 PREPROCESSOR_MAX_BATCH = 256
 
+_GIVES = {"classify": "class probabilities", "embed": "features"}
+_ON_CPUS = ["# The same as config.pbtxt but for the batch size, which is that of the network on CPUs."]
+_PREPROCESSED = {INPUT: "pixels", "IMAGE_STATUS": "IMAGE_STATUS"}
+
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one model lives in a repository: the ensemble that callers name, and its two steps."""
+    """Where one model lives in a repository: an ensemble that callers name and its steps, or a single one for texts."""
 
     repository: Path
     model: str
-    """The ensemble's name."""
+    """What callers name."""
     task: str = "classify"
+    """A key of `OUTPUTS` or of `TEXT_OUTPUTS`."""
+    candidate: str | None = None
+    """The version that this set of models serves beside the main one; they have names of their own."""
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one model, without a preprocessor and an ensemble around it."""
+        return self.task in TEXT_OUTPUTS
+
+    @property
+    def name(self) -> str:
+        """What Triton calls the model that callers name."""
+        return f"{self.model}{self._suffix}"
 
     @property
     def preprocessor(self) -> str:
-        return "preprocessor" if self._default else f"{self.model}_preprocessor"
+        """The preprocessor of its own; an embedder that shares another's may have none."""
+        own = "preprocessor" if self._default and self.task == "classify" else f"{self.model}_preprocessor"
+        return f"{own}{self._suffix}"
 
     @property
     def network(self) -> str:
-        """The step that runs the engine; its folder holds versions, labels and the recipe."""
-        return _STEPS[self.task] if self._default else f"{self.model}_{_STEPS[self.task]}"
+        """The model that runs the engine; its folder holds versions, labels and the recipe."""
+        if self.single:
+            return self.name
+        return f"{_STEPS[self.task] if self._default else f'{self.model}_{_STEPS[self.task]}'}{self._suffix}"
 
     @property
     def folder(self) -> Path:
@@ -46,8 +73,42 @@ class Entry:
         return self.repository / self.network
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of all models, each behind those that it needs."""
+        return (self.name,) if self.single else (self.preprocessor, self.network, self.name)
+
+    @property
+    def step_names(self) -> list[list[str]]:
+        """What an ensemble of this name may ask, in order: its own two models, or a shared preprocessor's as well."""
+        shared = self.partner
+        own = [self.preprocessor, self.network]
+        return [own, *([[shared.preprocessor, self.network, shared.network]] if shared else [])]
+
+    @property
+    def partner(self) -> Entry | None:
+        """The model whose preprocessor this one shares where both want the same pixels."""
+        if (self.model, self.task, self.candidate) == (DEFAULT_EMBEDDER, "embed", None):
+            return Entry(self.repository, DEFAULT_MODEL)
+        return None
+
+    @property
+    def dependent(self) -> Entry | None:
+        """The model whose `partner` this one is."""
+        if (self.model, self.task, self.candidate) == (DEFAULT_MODEL, "classify", None):
+            return Entry(self.repository, DEFAULT_EMBEDDER, "embed")
+        return None
+
+    def beside(self, version: str) -> Entry:
+        """The set of models that serves `version` beside the main one."""
+        return replace(self, candidate=version)
+
+    @property
     def _default(self) -> bool:
-        return self.model == DEFAULT_MODEL and self.task == "classify"
+        return (self.model, self.task) in ((DEFAULT_MODEL, "classify"), (DEFAULT_EMBEDDER, "embed"))
+
+    @property
+    def _suffix(self) -> str:
+        return f".v{self.candidate}" if self.candidate else ""
 
 
 @dataclass(frozen=True)
@@ -102,6 +163,17 @@ class Serving:
         )
 
 
+@dataclass(frozen=True)
+class Shared:
+    """The model whose preprocessor an embedder shares, and whose network answers for the same pixels when asked."""
+
+    entry: Entry
+    serving: Serving
+    width: int
+    """Classes."""
+    version: str | None = None
+
+
 def network_config(
     entry: Entry,
     serving: Serving,
@@ -112,132 +184,145 @@ def network_config(
     certificate: Mapping[str, Any] | None = None,
 ) -> str:
     """The network's configuration. With a `version`, Triton serves that one and no other, with its own labels."""
-    output = OUTPUTS[entry.task]
-    file = f"{version}/labels.txt" if version else "labels.txt"
-    labels = f'    label_filename: "{file}"\n' if entry.task == "classify" else ""
     parameters = dict(serving.parameters)
     if certificate is not None:
-        parameters["certificate"] = json.dumps(certificate, separators=(",", ":"), ensure_ascii=True)
+        parameters["certificate"] = certificate_text(certificate)
     parts = [
-        *_comment(serving, "head"),
-        f'name: "{entry.network}"',
-        serving.platform,
-        f"max_batch_size: {serving.max_batch}{_only(version)}",
-        "input [",
-        "  {",
-        f'    name: "{INPUT}"',
-        "    data_type: TYPE_UINT8",
-        f"    dims: [ {size}, {size}, 3 ]",
-        "  }",
-        "]",
-        "output [",
-        "  {",
-        f'    name: "{output}{serving.output_suffix}"',
-        "    data_type: TYPE_FP32",
-        f"    dims: [ {width} ]",
-        f"{labels}  }}",
-        "]",
-        *_comment(serving, "instance_group"),
-        "instance_group [",
-        "  {",
-        f"    kind: KIND_{'CPU' if serving.variant == 'cpu' else 'GPU'}",
-        f"    count: {serving.instances}",
-        "  }",
-        "]",
-        *_comment(serving, "dynamic_batching"),
-        "dynamic_batching {",
-        f"  max_queue_delay_microseconds: {serving.delay_us}",
-        "  # A request's own timeout can only shorten a default that is not 0; what is late is dropped, not computed.",
-        "  default_queue_policy {",
-        "    timeout_action: REJECT",
-        "    default_timeout_microseconds: 60000000",
-        "    allow_timeout_override: true",
-        "  }",
-        "}",
+        *_head(entry, serving, version),
+        *_tensor("input", (INPUT, "UINT8", f"{size}, {size}, 3", None)),
+        *_tensor(
+            "output",
+            (f"{OUTPUTS[entry.task]}{serving.output_suffix}", "FP32", f"{width}", _labels_file(entry, version)),
+        ),
+        *_instances(serving, "CPU" if serving.variant == "cpu" else "GPU"),
         *(_warmup(serving, size) if serving.warmup else []),
-        *(_parameter(key, value) for key, value in parameters.items()),
+        *_parameters(parameters),
     ]
     return "\n".join(parts) + "\n"
 
 
-def ensemble_config(entry: Entry, serving: Serving, *, width: int, version: str | None = None) -> str:
+def text_config(
+    entry: Entry,
+    serving: Serving,
+    *,
+    width: int,
+    version: str | None = None,
+    certificate: Mapping[str, Any] | None = None,
+    shown: Mapping[str, str] | None = None,
+) -> str:
+    """The configuration of a single model for texts: it runs on the CPU of any server, and callers name it itself."""
+    parameters = {**serving.parameters, "task": entry.task, **(shown or {})}
+    if certificate is not None:
+        parameters["certificate"] = certificate_text(certificate)
+    parts = [
+        *_head(entry, serving, version),
+        *_tensor("input", (TEXT, "STRING", "1", None)),
+        *_tensor(
+            "output",
+            (TEXT_OUTPUTS[entry.task], "FP32", f"{width}", _labels_file(entry, version)),
+            (KNOWN_WORDS, "FP32", "1", None),
+        ),
+        *_instances(serving, "CPU"),
+        *_parameters(parameters),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def ensemble_config(
+    entry: Entry,
+    serving: Serving,
+    *,
+    width: int,
+    version: str | None = None,
+    number: str | None = None,
+    shared: Shared | None = None,
+    shown: Mapping[str, str] | None = None,
+) -> str:
     """The ensemble's configuration: preprocessor → network, with a status for every image.
 
-    With a `version`, the ensemble and both steps have that number: every answer says which engine gave it, and
-    while Triton exchanges one after the other, no engine gets the pixels of another's recipe.
+    With a `version`, both steps are asked for just that one, so that no engine gets the pixels of another's recipe
+    while Triton exchanges one after the other. With `shared`, the preprocessor is that model's, in its version, and
+    its network is a third step, which Triton leaves out when nobody asks for its output. `number` is the ensemble's
+    own, `version` where nothing else is said: every answer has it, and so says which engines gave it.
     """
-    output = OUTPUTS[entry.task]
-    what = {"classify": "class probabilities", "embed": "features"}[entry.task]
-    batch = "" if serving.variant else "# Not above that of any step.\n"
-    if serving.variant:
-        head = (
-            f"# Encoded image files → {what}, with a status for every image.\n"
-            "# The same as config.pbtxt but for the batch size, which is that of the network on CPUs."
-        )
-    else:
-        head = f"# Encoded image files → {what}, with a status for every image."
-    return f"""{head}
-name: "{entry.model}"
-platform: "ensemble"
-{batch}max_batch_size: {min(serving.max_batch, PREPROCESSOR_MAX_BATCH)}{_only(version)}
-
-input [
-  {{
-    name: "RAW_IMAGE"
-    data_type: TYPE_UINT8
-    dims: [ -1 ]
-  }},
-  {{
-    name: "IMAGE_LENGTH"
-    data_type: TYPE_INT32
-    dims: [ 1 ]
-  }}
-]
-
-output [
-  {{
-    name: "{output}"
-    data_type: TYPE_FP32
-    dims: [ {width} ]
-  }},
-  {{
-    name: "IMAGE_STATUS"
-    data_type: TYPE_INT32
-    dims: [ 1 ]
-  }}
-]
-
-ensemble_scheduling {{
-  step [
-    {{
-      model_name: "{entry.preprocessor}"
-      model_version: {version or -1}
-      input_map {{ key: "RAW_IMAGE" value: "RAW_IMAGE" }}
-      input_map {{ key: "IMAGE_LENGTH" value: "IMAGE_LENGTH" }}
-      output_map {{ key: "{INPUT}" value: "pixels" }}
-      output_map {{ key: "IMAGE_STATUS" value: "IMAGE_STATUS" }}
-    }},
-    {{
-      model_name: "{entry.network}"
-      model_version: {version or -1}
-      input_map {{ key: "{INPUT}" value: "pixels" }}
-      output_map {{ key: "{output}{serving.output_suffix}" value: "{output}" }}
-    }}
-  ]
-}}
-
-# What the gateway may use this model for.
-{_parameter("task", entry.task)}
-"""
+    output, what = OUTPUTS[entry.task], _GIVES[entry.task]
+    outputs, batch = [(output, "FP32", f"{width}", None)], [serving.max_batch, PREPROCESSOR_MAX_BATCH]
+    first = (entry.preprocessor, version)
+    networks = [(entry.network, version, output, serving.output_suffix)]
+    if shared is not None:
+        other = OUTPUTS[shared.entry.task]
+        outputs.append((other, "FP32", f"{shared.width}", None))
+        batch.append(shared.serving.max_batch)
+        first = (shared.entry.preprocessor, shared.version)
+        networks.append((shared.entry.network, shared.version, other, shared.serving.output_suffix))
+        what += f", {_GIVES[shared.entry.task]} of the same pixels for those who ask"
+    lines = [
+        f"# Encoded image files → {what}, with a status for every image.",
+        *(_ON_CPUS if serving.variant else []),
+        f'name: "{entry.name}"',
+        'platform: "ensemble"',
+        *([] if serving.variant else ["# Not above that of any step."]),
+        f"max_batch_size: {min(batch)}",
+        *_only(number or version),
+        "",
+        *_tensor("input", ("RAW_IMAGE", "UINT8", "-1", None), ("IMAGE_LENGTH", "INT32", "1", None)),
+        "",
+        *_tensor("output", *outputs, ("IMAGE_STATUS", "INT32", "1", None)),
+        "",
+        "ensemble_scheduling {",
+        "  step [",
+        *_step(*first, {"RAW_IMAGE": "RAW_IMAGE", "IMAGE_LENGTH": "IMAGE_LENGTH"}, _PREPROCESSED),
+    ]
+    for network, asked, name, suffix in networks:
+        lines[-1] += ","
+        lines += _step(network, asked, {INPUT: "pixels"}, {f"{name}{suffix}": name})
+    lines += [
+        "  ]",
+        "}",
+        "",
+        "# What the gateway may use this model for.",
+        *_parameters({"task": entry.task, **(shown or {})}),
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def preprocessor_config(entry: Entry, *, size: int, recipe_sha256: str, version: str | None = None) -> str:
+def steps_of(config: str) -> list[tuple[str, str]]:
+    """The models that an ensemble's configuration, as it is written here, asks, and the version of each."""
+    return re.findall(r'^      model_name: "(.*)"\n      model_version: (-?\d+)$', config, re.MULTILINE)
+
+
+def parameter_of(config: str, key: str) -> str | None:
+    """A string parameter in a configuration as it is written here."""
+    found = re.search(rf'^parameters {{ key: "{re.escape(key)}" value {{ string_value: (".*") }} }}$', config, re.M)
+    return str(json.loads(found[1])) if found else None
+
+
+def version_of(config: str) -> str | None:
+    """The one version that a configuration as it is written here has Triton serve."""
+    found = re.search(r"^version_policy \{ specific \{ versions: \[ (\d+) \] \} \}$", config, re.MULTILINE)
+    return found[1] if found else None
+
+
+def certificate_text(certificate: Mapping[str, Any]) -> str:
+    """A certificate as a parameter has it."""
+    return json.dumps(certificate, separators=(",", ":"), ensure_ascii=True)
+
+
+def preprocessor_config(
+    entry: Entry, *, size: int, recipe_sha256: str, pixels_sha256: str | None = None, version: str | None = None
+) -> str:
     """The preprocessor's configuration, which names the recipe (that of `version`) and what it must be."""
-    recipe = "/".join(part for part in (entry.network, version, "preprocess.json") if part)
+    recipe_parameters = {
+        "preprocess": "/".join(part for part in (entry.network, version, "preprocess.json") if part),
+        "preprocess_sha256": recipe_sha256,
+        **({"pixels_sha256": pixels_sha256} if pixels_sha256 else {}),
+    }
+    recipe = "\n".join(_parameters(recipe_parameters))
+    limits = "\n".join([f"max_batch_size: {PREPROCESSOR_MAX_BATCH}", *_only(version)])
     return f"""# Encoded image files → pixels. The same on GPU and CPU servers: decoding is CPU work.
 name: "{entry.preprocessor}"
 backend: "python"
-max_batch_size: {PREPROCESSOR_MAX_BATCH}{_only(version)}
+{limits}
 
 input [
   {{
@@ -280,17 +365,79 @@ dynamic_batching {{
   }}
 }}
 
-# The recipe, from the top of the model repository, and the hash that the engine's certificate has of it.
-{_parameter("preprocess", recipe)}
-{_parameter("preprocess_sha256", recipe_sha256)}
+# The recipe, from the top of the model repository; the hash that the engine's certificate has of it, and that of what
+# it says of pixels, which the certificates of all engines have that share this preprocessor.
+{recipe}
 # 64 megapixels.
 {_parameter("max_pixels", "64000000")}
 """
 
 
-def _only(version: str | None) -> str:
+def _head(entry: Entry, serving: Serving, version: str | None) -> list[str]:
+    """What a network's configuration begins with."""
+    return [
+        *_comment(serving, "head"),
+        f'name: "{entry.network}"',
+        serving.platform,
+        f"max_batch_size: {serving.max_batch}",
+        *_only(version),
+    ]
+
+
+def _only(version: str | None) -> list[str]:
     """The line by which Triton serves one version and no other."""
-    return f"\nversion_policy {{ specific {{ versions: [ {version} ] }} }}" if version else ""
+    return [f"version_policy {{ specific {{ versions: [ {version} ] }} }}"] if version else []
+
+
+def _labels_file(entry: Entry, version: str | None) -> str | None:
+    if entry.task not in ("classify", "text_classify"):
+        return None
+    return f"{version}/labels.txt" if version else "labels.txt"
+
+
+def _tensor(direction: str, *tensors: tuple[str, str, str, str | None]) -> list[str]:
+    """Inputs or outputs: of each the name, type, dimensions and the file of its labels."""
+    lines = [f"{direction} ["]
+    for name, kind, dims, labels in tensors:
+        lines += ["  {", f'    name: "{name}"', f"    data_type: TYPE_{kind}", f"    dims: [ {dims} ]"]
+        lines += [f'    label_filename: "{labels}"'] if labels else []
+        lines += ["  },"]
+    return [*lines[:-1], "  }", "]"]
+
+
+def _instances(serving: Serving, kind: str) -> list[str]:
+    """How many copies, and how their batches gather."""
+    return [
+        *_comment(serving, "instance_group"),
+        "instance_group [",
+        "  {",
+        f"    kind: KIND_{kind}",
+        f"    count: {serving.instances}",
+        "  }",
+        "]",
+        *_comment(serving, "dynamic_batching"),
+        "dynamic_batching {",
+        f"  max_queue_delay_microseconds: {serving.delay_us}",
+        "  # A request's own timeout can only shorten a default that is not 0; what is late is dropped, not computed.",
+        "  default_queue_policy {",
+        "    timeout_action: REJECT",
+        "    default_timeout_microseconds: 60000000",
+        "    allow_timeout_override: true",
+        "  }",
+        "}",
+    ]
+
+
+def _step(model: str, version: str | None, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
+    """A step of an ensemble: its tensors by name, and what the ensemble calls them."""
+    return [
+        "    {",
+        f'      model_name: "{model}"',
+        f"      model_version: {version or -1}",
+        *(f'      input_map {{ key: "{key}" value: "{value}" }}' for key, value in inputs.items()),
+        *(f'      output_map {{ key: "{key}" value: "{value}" }}' for key, value in outputs.items()),
+        "    }",
+    ]
 
 
 def _comment(serving: Serving, part: str) -> list[str]:
@@ -300,6 +447,10 @@ def _comment(serving: Serving, part: str) -> list[str]:
 def _parameter(key: str, value: str) -> str:
     # A JSON string in ASCII is a string of the text format as well.
     return f"parameters {{ key: {json.dumps(key)} value {{ string_value: {json.dumps(value)} }} }}"
+
+
+def _parameters(values: Mapping[str, str]) -> list[str]:
+    return [_parameter(key, value) for key, value in values.items()]
 
 
 def _warmup(serving: Serving, size: int) -> list[str]:

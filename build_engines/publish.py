@@ -5,30 +5,90 @@ itself and never changed: the engine, the recipe and the labels that it was judg
 and its certificate. Promoting one writes the configurations of all three models. They name that version and no
 other, and point at its own recipe and labels; so a version that was only staged, or half written, is never served,
 and an engine never gets another's labels, wherever a promotion is interrupted.
+
+The default embedder shares the preprocessor of the default classifier where both want the same pixels
+(docs/adr/0016-sharing-and-candidates.md). A candidate is a version that is served beside the main one, as a second
+set of models with names of their own. A model for texts is one folder, and goes the same way.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
-import re
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from build_engines.configs import Entry, Serving, Tuning, ensemble_config, network_config, preprocessor_config
+from build_engines.configs import (
+    Entry,
+    Serving,
+    Shared,
+    Tuning,
+    ensemble_config,
+    network_config,
+    preprocessor_config,
+    steps_of,
+    text_config,
+    version_of,
+)
 from build_engines.errors import PublishError
 from build_engines.preprocessing import IMAGING, OWN_REPOSITORY
+from build_engines.published import (
+    VARIANTS,
+    Candidate,
+    Version,
+    beside_numbers,
+    candidates,
+    check_names,
+    find_entries,
+    find_version,
+    pinned,
+    read_config,
+    read_tuning,
+    served,
+    served_ensemble,
+    versions,
+)
+from build_engines.version_folders import (
+    CERTIFICATE,
+    SCHEMA,
+    clear_unfinished,
+    copy_version,
+    numbers,
+    read_certificate,
+    remove_folder,
+    replace_file,
+    unwritable,
+    write_version,
+    written_alone,
+)
 
-SCHEMA = 2
-
-CERTIFICATE = "certificate.json"
+__all__ = [
+    "CERTIFICATE",
+    "SCHEMA",
+    "VARIANTS",
+    "Candidate",
+    "Version",
+    "beside",
+    "candidates",
+    "check_names",
+    "find_entries",
+    "find_version",
+    "leave_alone",
+    "pin",
+    "pinned",
+    "promote",
+    "read_certificate",
+    "read_tuning",
+    "retune",
+    "rollback",
+    "served",
+    "served_ensemble",
+    "stage",
+    "versions",
+]
 
 # To go back to. The one that is served stays in any case.
 VERSIONS_KEPT = 3
@@ -39,82 +99,42 @@ def stage(
     files: Mapping[str, bytes],
     *,
     serving: Serving,
-    size: int,
     width: int,
     certificate: Mapping[str, Any],
+    size: int = 0,
+    shown: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes a new version and returns its folder; nothing is served differently yet.
 
-    `files` hold the engine, `preprocess.json` and, for a classifier, `labels.txt`. The folder is filled beside its
-    place and renamed into it. Its `certificate.json` gets the keys `schema`, `version`, `serving` and `files`
-    (name → SHA-256) besides those of `certificate`.
+    `files` hold the engine; for pictures `preprocess.json`, for a classifier `labels.txt`. `size` is the side of
+    the network's input in pixels. Its `certificate.json` gets the keys `schema`, `version`, `serving` and `files`
+    (name → SHA-256) besides those of `certificate`. `shown` are more parameters of the model that callers name:
+    `normalised`, `moderation`.
 
     Raises `PublishError` when it cannot be written; what was there stays as it was.
     """
     check_names(entry)
+    how = {"task": entry.task, "size": size, "width": width, "shown": dict(shown or {}), **asdict(serving)}
     try:
         entry.folder.mkdir(parents=True, exist_ok=True)
-        with _alone(entry):
-            return _place(entry, files, {**certificate, "serving": {"size": size, "width": width, **asdict(serving)}})
     except OSError as error:
-        raise _unwritable(entry.folder, error) from error
+        raise unwritable(entry.folder, error) from error
+    with written_alone(entry.repository):
+        number = 1 + max(map(int, [*versions(entry), *_numbers_of_ensemble(entry)]), default=0)
+        return write_version(entry.folder, str(number), files, {**certificate, "serving": how})
 
 
 def promote(entry: Entry, version: str) -> None:
     """Makes `version` the one that is served, in the configurations of its variant.
 
-    Every file is replaced whole, and only if it differs. Raises `PublishError` when the version is not there or
-    not as it was published.
+    Every file is replaced whole, and only if it differs. A model that shares the preprocessor is taken along; if the
+    version was served beside another, it is so no more. Raises `PublishError` when the version is not there or not as
+    it was published.
     """
     check_names(entry)
-    folder = entry.folder / version
-    certificate = read_certificate(folder) if version in versions(entry) else None
-    if certificate is None:
-        known = ", ".join(versions(entry)) or "none"
-        raise PublishError(f"{entry.network} has no whole version {version}: there are {known}.")
-    serving, size, width = _serving(certificate)
-    tuned = serving.tuned(read_tuning(entry.folder, serving.variant))
-    recipe = (folder / "preprocess.json").read_bytes()
-    shown = {key: value for key, value in certificate.items() if key not in ("serving", "files")}
-    recipe_sha256 = hashlib.sha256(recipe).hexdigest()
-    preprocessor = preprocessor_config(entry, size=size, recipe_sha256=recipe_sha256, version=version)
-    network = network_config(entry, tuned, size=size, width=width, version=version, certificate=shown)
-    ensemble = ensemble_config(entry, tuned, width=width, version=version)
-    try:
-        with _alone(entry):
-            _install_preprocessor(entry, version)
-            (entry.repository / entry.model / version).mkdir(parents=True, exist_ok=True)  # empty, but Triton wants it
-            _replace(entry.repository / entry.preprocessor / tuned.file, preprocessor.encode())
-            _replace(entry.folder / tuned.file, network.encode())
-            _replace(entry.repository / entry.model / tuned.file, ensemble.encode())
-            _prune(entry)
-    except OSError as error:
-        raise _unwritable(entry.folder, error) from error
-
-
-def check_names(entry: Entry) -> None:
-    """`PublishError` when one of the entry's three folders is already another part of this or another model."""
-    parts = {entry.model: "ensemble", entry.preprocessor: "preprocessor", entry.network: "network"}
-    for name, part in parts.items():
-        for path in sorted((entry.repository / name).glob("**/*.pbtxt")):
-            text = path.read_text()
-            steps = re.findall(r'^      model_name: "(.*)"$', text, re.MULTILINE)
-            found = "ensemble" if steps else "preprocessor" if 'key: "preprocess"' in text else "network"
-            if found != part:
-                raise PublishError(f"{name} is the {found} of a model already: choose another name with --model.")
-            if steps and steps != [entry.preprocessor, entry.network]:
-                raise PublishError(f"{name} is of {' and '.join(steps)} already: choose another name with --model.")
-
-
-@contextmanager
-def _alone(entry: Entry) -> Iterator[None]:
-    """While nobody else writes into the repository."""
-    folder = os.open(entry.repository, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
+    find_version(entry, version)
+    with written_alone(entry.repository):
+        _promote(entry, version)
 
 
 def rollback(entry: Entry, variant: str) -> str:
@@ -122,17 +142,51 @@ def rollback(entry: Entry, variant: str) -> str:
     now = served(entry, variant)
     if now is None:
         raise PublishError(f"{entry.network} serves nothing{f' on {variant}' if variant else ''}: nothing to undo.")
-    before = [
-        number
-        for number in versions(entry)
-        if int(number) < int(now)
-        and (certificate := read_certificate(entry.folder / number)) is not None
-        and certificate["serving"]["variant"] == variant
-    ]
-    if not before:
-        raise PublishError(f"{entry.network} has no version before {now} to go back to.")
-    promote(entry, before[-1])
-    return before[-1]
+    for number in reversed(versions(entry)):
+        if int(number) < int(now) and (version := Version.of(entry, number)) and version.serving.variant == variant:
+            promote(entry, number)
+            return number
+    raise PublishError(f"{entry.network} has no version before {now} to go back to.")
+
+
+def beside(entry: Entry, version: str, *, weight: float = 0, shadow: float = 0) -> Candidate:
+    """Serves `version` beside the main one, as a second set of models; again: with other shares.
+
+    `weight` is the share of the requests for no certain version that it answers, `shadow` the share of the main
+    version's requests that are repeated on it; both 0 to 1, and all weights together at most 1. Raises `PublishError`
+    when the version is not whole, or is the main one, or there is none to be beside.
+    """
+    for name, share in (("weight", weight), ("shadow", shadow)):
+        if not 0 <= share <= 1:
+            raise PublishError(f"The {name} {share:g} is no share of requests: give one from 0 to 1.")
+    check_names(entry)
+    find_version(entry, version)
+    with written_alone(entry.repository):
+        found = find_version(entry, version)
+        variant, candidate = found.serving.variant, entry.beside(version)
+        check_names(candidate)
+        if (main := served(entry, variant)) in (None, version):
+            what = "is the one that is served" if main else "would be alone, because none is served"
+            raise PublishError(f"Version {version} of {entry.model} {what}: promote one, and put another beside it.")
+        others = [each for each in candidates(entry, variant) if each.version != version]
+        if (total := weight + sum(each.weight for each in others)) > 1 + 1e-9:
+            listed = ", ".join(f"{each.weight:g} of version {each.version}" for each in others) or "no other"
+            raise PublishError(f"All weights together are {total:g}, more than 1, with {listed}: give a smaller one.")
+        copy_version(found.folder, candidate.folder / version)
+        shares = {"weight": f"{weight:g}", "shadow": f"{shadow:g}"}
+        _configure(candidate, found, {"version_of": entry.model, **shares})
+    return Candidate(version, variant, weight, shadow)
+
+
+def leave_alone(entry: Entry) -> list[str]:
+    """Serves the main version only: takes every other one away from beside it, and returns their numbers."""
+    check_names(entry)
+    with written_alone(entry.repository):
+        taken = beside_numbers(entry)
+        for number in taken:
+            _take_away(entry, number)
+        _prune(entry)
+    return taken
 
 
 def pin(entry: Entry, version: str | None) -> None:
@@ -142,64 +196,9 @@ def pin(entry: Entry, version: str | None) -> None:
         if version is None:
             path.unlink(missing_ok=True)
         else:
-            _replace(path, f"{version}\n".encode())
+            replace_file(path, f"{version}\n".encode())
     except OSError as error:
-        raise _unwritable(entry.folder, error) from error
-
-
-def pinned(entry: Entry) -> str | None:
-    """The version that a person chose."""
-    path = entry.folder / "pinned"
-    return path.read_text().strip() if path.is_file() else None
-
-
-def served(entry: Entry, variant: str) -> str | None:
-    """The number of the version that Triton is to serve for a configuration ("cpu", or "" for GPUs)."""
-    file = entry.folder / (f"configs/{variant}.pbtxt" if variant else "config.pbtxt")
-    try:
-        found = re.search(
-            r"^version_policy \{ specific \{ versions: \[ (\d+) \] \} \}$", file.read_text(), re.MULTILINE
-        )
-    except OSError:
-        return None
-    return found[1] if found else None
-
-
-def versions(entry: Entry) -> list[str]:
-    """The numbers of the versions that are there, ascending."""
-    if not entry.folder.is_dir():
-        return []
-    return sorted((p.name for p in entry.folder.iterdir() if p.is_dir() and p.name.isdecimal()), key=int)
-
-
-def read_certificate(folder: Path) -> dict[str, Any] | None:
-    """A version's certificate; None unless the version is whole and unchanged."""
-    try:
-        certificate: dict[str, Any] = json.loads((folder / CERTIFICATE).read_bytes())
-        for name, sha256 in certificate["files"].items():
-            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != sha256:
-                return None
-        _serving(certificate)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-    return certificate if certificate.get("version") == folder.name and certificate["schema"] == SCHEMA else None
-
-
-def read_tuning(folder: Path, variant: str) -> Tuning:
-    """What `tuning.json` in a network's folder says for a configuration; `Tuning()` when there is none."""
-    try:
-        values = json.loads((folder / "tuning.json").read_bytes())[variant]
-    except (FileNotFoundError, KeyError):
-        return Tuning()
-    except (OSError, ValueError, TypeError) as error:
-        raise PublishError(f"{folder / 'tuning.json'} cannot be used ({error}): mend it, or remove it.") from error
-    try:
-        for key, value in values.items():
-            if type(value) is not int or value < (0 if key == "delay_us" else 1):
-                raise TypeError(f"{key} is {value!r}")
-        return Tuning(**values)
-    except (TypeError, AttributeError) as error:
-        raise PublishError(f"{folder / 'tuning.json'} cannot be used ({error}): mend it, or remove it.") from error
+        raise unwritable(entry.folder, error) from error
 
 
 def retune(entry: Entry, variant: str, tuning: Tuning) -> None:
@@ -211,74 +210,136 @@ def retune(entry: Entry, variant: str, tuning: Tuning) -> None:
     try:
         every = json.loads(path.read_bytes()) if path.is_file() else {}
         every[variant] = {key: value for key, value in asdict(tuning).items() if value is not None}
-        _replace(path, json.dumps(every, indent=2).encode() + b"\n")
+        replace_file(path, json.dumps(every, indent=2).encode() + b"\n")
     except OSError as error:
-        raise _unwritable(entry.folder, error) from error
+        raise unwritable(entry.folder, error) from error
     promote(entry, now)
 
 
-def _serving(certificate: Mapping[str, Any]) -> tuple[Serving, int, int]:
-    values = dict(certificate["serving"])
-    size, width = int(values.pop("size")), int(values.pop("width"))
-    return Serving(**values), size, width
+def _promote(entry: Entry, number: str) -> None:
+    version = find_version(entry, number)
+    dependent, other = entry.dependent, None
+    if dependent is not None and (now := served(dependent, version.serving.variant)):
+        other = Version.of(dependent, now)
+    for each in (version, other):
+        if each is not None:
+            _tuned(each)  # what is wrong with its tuning is said before anything is written
+    _configure(entry, version)
+    if dependent is not None and other is not None:
+        _configure(dependent, other)
+        _prune(dependent)
+    _take_away(entry, number)
+    _prune(entry)
 
 
-def _place(entry: Entry, files: Mapping[str, bytes], certificate: Mapping[str, Any]) -> Path:
-    """Writes the files into a folder beside their place, then renames it to the next version."""
-    staged = Path(tempfile.mkdtemp(prefix=".publishing-", dir=entry.folder))
-    try:
-        number = max(map(int, versions(entry)), default=0) + 1
-        for name, content in files.items():
-            (staged / name).write_bytes(content)
-        document = {
-            "schema": SCHEMA,
-            "version": str(number),
-            **certificate,
-            "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
-        }
-        (staged / CERTIFICATE).write_text(json.dumps(document, indent=2) + "\n")
-        staged.chmod(0o755)  # mkdtemp's folder is for its owner only, and a server may be somebody else
-        folder = entry.folder / str(number)
-        os.rename(staged, folder)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    return folder
+def _configure(entry: Entry, version: Version, more: Mapping[str, str] | None = None) -> None:
+    """Writes what has Triton serve `version` under the entry's names, the model that callers name last.
+
+    That one asks its steps for certain versions. So what a killed writer leaves is as it was, or not ready.
+    """
+    serving, width, shown = _tuned(version), version.width, {**version.shown, **(more or {})}
+    number, public = version.number, version.public
+    if entry.single:
+        config = text_config(entry, serving, width=width, version=number, certificate=public, shown=shown)
+        replace_file(entry.folder / serving.file, config.encode())
+        return
+    shared = _shared(entry, version)
+    if shared is None:
+        _install_preprocessor(entry, version)
+    network = network_config(entry, serving, size=version.size, width=width, version=number, certificate=public)
+    replace_file(entry.folder / serving.file, network.encode())
+    ensemble = partial(ensemble_config, entry, serving, width=width, version=number, shared=shared, shown=shown)
+    own = _number_of_ensemble(entry, version, steps_of(ensemble()))
+    folder = entry.repository / entry.name
+    (folder / own).mkdir(parents=True, exist_ok=True)  # empty, but Triton wants it
+    replace_file(folder / serving.file, ensemble(number=own).encode())
+    asked = [read_config(entry.repository, entry.name, variant) for variant in VARIANTS]
+    if not any(entry.preprocessor in config for config in asked):
+        remove_folder(entry.repository / entry.preprocessor, entry.folder)  # it shares another's now
 
 
-def _install_preprocessor(entry: Entry, version: str) -> None:
-    """The preprocessor's program, under the number of the engine that it prepares pictures for."""
+def _tuned(version: Version) -> Serving:
+    return version.serving.tuned(read_tuning(version.entry.folder, version.serving.variant))
+
+
+def _shared(entry: Entry, version: Version) -> Shared | None:
+    """The partner as it is served for the version's kind of server, if it wants the very same pixels."""
+    partner = entry.partner
+    now = served(partner, version.serving.variant) if partner else None
+    other = Version.of(partner, now) if partner and now else None
+    if partner is None or other is None or version.pixels_sha256 is None:
+        return None
+    if other.pixels_sha256 != version.pixels_sha256:
+        return None
+    return Shared(partner, _tuned(other), other.width, other.number)
+
+
+def _number_of_ensemble(entry: Entry, version: Version, steps: list[tuple[str, str]]) -> str:
+    """The number of the ensemble that has these steps: the version's own, unless one of them may change without it.
+
+    Then a number that stands for no other engines, and as long as the steps stay the same it stays, too.
+    """
+    if entry.partner is None:
+        return version.number
+    now = read_config(entry.repository, entry.name, version.serving.variant)
+    known = served_ensemble(entry, version.serving.variant)
+    if known is not None and steps_of(now) == steps:
+        return known
+    used = max(map(int, _numbers_of_ensemble(entry)), default=0)
+    return version.number if int(version.number) > used else str(1 + max(used, *map(int, versions(entry))))
+
+
+def _numbers_of_ensemble(entry: Entry) -> list[str]:
+    """The numbers that an ensemble with numbers of its own has had, ascending; an unused folder in git is none."""
+    if entry.partner is None:
+        return []
+    folder = entry.repository / entry.name
+    had = {number for number in numbers(folder) if not _in_git(folder / number)}
+    return sorted(had | {number for each in VARIANTS if (number := served_ensemble(entry, each))}, key=int)
+
+
+def _install_preprocessor(entry: Entry, version: Version) -> None:
+    """The preprocessor's program and configuration, under the number of the engine that it prepares pictures for."""
     source = OWN_REPOSITORY / IMAGING.parent
-    target = entry.repository / entry.preprocessor / version
+    folder = entry.repository / entry.preprocessor
     for file in sorted(source.rglob("*.py")):
-        _replace(target / file.relative_to(source), file.read_bytes())
+        replace_file(folder / version.number / file.relative_to(source), file.read_bytes())
+    config = preprocessor_config(
+        entry,
+        size=version.size,
+        recipe_sha256=version.recipe_sha256,
+        pixels_sha256=version.pixels_sha256,
+        version=version.number,
+    )
+    replace_file(folder / version.serving.file, config.encode())
+
+
+def _take_away(entry: Entry, number: str) -> None:
+    """Removes the models that serve a version beside the main one, the one that callers name first."""
+    for part in reversed(entry.beside(number).parts):
+        remove_folder(entry.repository / part, entry.folder)
 
 
 def _prune(entry: Entry) -> None:
-    configurations = [entry.folder / "config.pbtxt", *entry.folder.glob("configs/*.pbtxt")]
-    in_use = {served(entry, "" if path.name == "config.pbtxt" else path.stem) for path in configurations}
-    for number in versions(entry)[:-VERSIONS_KEPT]:
-        if number not in in_use:
-            for model in (entry.model, entry.preprocessor, entry.network):
-                if entry.repository / model / number != OWN_REPOSITORY / IMAGING.parent:
-                    shutil.rmtree(entry.repository / model / number, ignore_errors=True)
+    """Removes old versions that nobody needs, and what killed writers left."""
+    clear_unfinished(entry.folder)
+    parts = entry.parts
+    if entry.partner is not None:
+        parts = parts[:-1]
+        _remove_old([entry.repository / entry.name], _numbers_of_ensemble(entry), set())
+    _remove_old([entry.repository / part for part in parts], versions(entry), set(beside_numbers(entry)))
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Gives a file this content in one step, if it has another."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        staged.write_bytes(content)
-        staged.replace(path)
-    finally:
-        staged.unlink(missing_ok=True)
+def _remove_old(folders: list[Path], numbers: list[str], kept: set[str]) -> None:
+    """Removes these versions but for the last few, those that the folders' configurations name, and `kept`."""
+    named = {version_of(file.read_text()) for folder in folders for file in folder.glob("**/*.pbtxt")}
+    for number in numbers[:-VERSIONS_KEPT]:
+        if number not in named | kept:
+            for folder in folders:
+                if not _in_git(folder / number):
+                    shutil.rmtree(folder / number, ignore_errors=True)
 
 
-def _unwritable(folder: Path, error: OSError) -> PublishError:
-    return PublishError(
-        f"The model cannot be written into {folder} ({error.strerror}): "
-        "check the folder's permissions and the space on the disk."
-    )
+def _in_git(folder: Path) -> bool:
+    """Whether a version's folder belongs to the project itself."""
+    return folder == OWN_REPOSITORY / IMAGING.parent or (folder / ".gitkeep").exists()

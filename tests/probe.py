@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from build_engines.preprocessing import Preprocessing
 from gateway.triton.local import LocalTriton, Ports, free_ports
 from tests.servers import ROOT
 
@@ -25,12 +26,18 @@ def write_probe_repository(repository: Path) -> Path:
     config = config.replace('name: "preprocessor"', 'name: "probe_preprocessor"')
     config = config.replace("classifier/preprocess.json", "probe/preprocess.json").replace("224", "64")
     shipped_recipe, recipe = (
-        hashlib.sha256(file.read_bytes()).hexdigest()
+        file.read_bytes()
         for file in (shipped.parent / "classifier" / "preprocess.json", repository / "probe" / "preprocess.json")
     )
-    config = config.replace(shipped_recipe, recipe)
+    for old, new in zip(_hashes(shipped_recipe), _hashes(recipe), strict=True):
+        config = config.replace(old, new)
     (repository / "probe_preprocessor" / "config.pbtxt").write_text(config)
     return repository
+
+
+def _hashes(recipe: bytes) -> tuple[str, str]:
+    """Of the file, and of what it says of pixels."""
+    return hashlib.sha256(recipe).hexdigest(), Preprocessing.read(recipe).pixels_sha256
 
 
 @contextmanager

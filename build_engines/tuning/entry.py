@@ -31,8 +31,9 @@ def find_entry(repository: Path, model: str) -> Entry:
         raise TuneError(f"{model} is for the task {task}; tune knows {' and '.join(OUTPUTS)}.")
     entry = Entry(repository, model, task)
     steps = [step.model_name for step in ensemble.ensemble_scheduling.step]
-    if steps != [entry.preprocessor, entry.network]:
-        raise TuneError(f"{model} is not an ensemble of {entry.preprocessor} and {entry.network}, as builds make them.")
+    made = entry.step_names
+    if steps not in made:
+        raise TuneError(f"{model} is not an ensemble of {' and '.join(made[0])}, as builds make them.")
     return entry
 
 
@@ -54,14 +55,19 @@ def own_setting(entry: Entry, variant: str, scratch: Path) -> Setting:
 
 
 def copy_entry(entry: Entry, folder: Path) -> Entry:
-    """A copy of the entry's three models in `folder`, whose configurations may be changed; big files are links."""
-    for model in (entry.preprocessor, entry.network, entry.model):
-        shutil.copytree(
-            entry.repository / model,
-            folder / model,
-            copy_function=_copy,
-            ignore=shutil.ignore_patterns("__pycache__", ".*"),
-        )
+    """A copy of the entry's models in `folder`, whose configurations may be changed; big files are links.
+
+    Where it shares a preprocessor, the models that it shares come along.
+    """
+    partner = entry.partner
+    for model in (*(partner.parts if partner else ()), *entry.parts):
+        if (entry.repository / model).is_dir():
+            shutil.copytree(
+                entry.repository / model,
+                folder / model,
+                copy_function=_copy,
+                ignore=shutil.ignore_patterns("__pycache__", ".*"),
+            )
     return Entry(folder, entry.model, entry.task)
 
 

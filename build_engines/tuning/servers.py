@@ -185,13 +185,23 @@ class Remote:
             if not self._control.server_ready():
                 raise TuneError(f"No Triton answers at {url}: name its gRPC port, usually 8001.")
             self._network = self._control.config(entry.network)
-            self._ensemble = self._control.config(entry.model)
+            self._ensembles = [self._control.config(entry.model), *self._sharing()]
         except InvalidError as error:
             self._control.close()
             raise TuneError(f"The Triton at {url} does not serve {entry.model}: {error}.") from error
         except TuneError:
             self._control.close()
             raise
+
+    def _sharing(self) -> list[Any]:
+        """The configuration of the other ensemble that asks this network, where one is served."""
+        dependent, found = self._entry.dependent, []
+        if dependent is not None:
+            with suppress(InvalidError):
+                config = self._control.config(dependent.name)
+                if self._entry.network in [step.model_name for step in config.ensemble_scheduling.step]:
+                    found.append(config)
+        return found
 
     @property
     def variant(self) -> str:
@@ -225,17 +235,24 @@ class Remote:
             self._control.close()
 
     def _load(self, network: Any) -> None:
-        """Loads the network's configuration; its ensemble promises no larger batches at any moment."""
-        ensemble = type(self._ensemble)()
-        ensemble.CopyFrom(self._ensemble)
-        ensemble.max_batch_size = min(ensemble.max_batch_size, network.max_batch_size)
-        with suppress(InvalidError):  # after a setting that did not load there is none
-            if self._control.config(self._entry.model).max_batch_size > ensemble.max_batch_size:
-                self._control.load(ensemble)
-        self._control.load(network)
-        self._control.load(ensemble)
+        """Loads the network's configuration; no ensemble of it promises larger batches at any moment."""
+        ensembles = [_smaller(ensemble, network.max_batch_size) for ensemble in self._ensembles]
+        for ensemble in ensembles:
+            with suppress(InvalidError):  # after a setting that did not load there is none
+                if self._control.config(ensemble.name).max_batch_size > ensemble.max_batch_size:
+                    self._control.load(ensemble)
+        for config in (network, *ensembles):
+            self._control.load(config)
         self._control.check_ready(self._entry)
         _check(setting_of(network), setting_of(self._control.config(self._entry.network)))
+
+
+def _smaller(config: Any, most: int) -> Any:
+    """A copy of a `ModelConfig` message with batches of at most `most`."""
+    new = type(config)()
+    new.CopyFrom(config)
+    new.max_batch_size = min(config.max_batch_size, most)
+    return new
 
 
 def _check(wanted: Setting, found: Setting) -> None:

@@ -22,9 +22,10 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from build_engines import publish, tune
-from build_engines.configs import Entry, Serving, Tuning
+from build_engines.configs import DEFAULT_EMBEDDER, DEFAULT_MODEL, Entry, Serving, Tuning
 from build_engines.errors import TuneError
 from build_engines.images import SAMPLES
+from build_engines.preprocessing import Preprocessing
 from build_engines.tuning.choice import (
     Findings,
     InvalidError,
@@ -473,6 +474,53 @@ def test_a_setting_that_does_not_load_is_survived(explicit: LocalTriton, toy: En
             assert [control.config(name).max_batch_size for name in (toy.network, toy.model)] == [2, 2]
     with Control(explicit.url) as control:
         assert [control.config(name).max_batch_size for name in (toy.network, toy.model)] == [8, 8]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Entry, Entry]:
+    """The toy as the default classifier, and the default embedder with the same pixels."""
+    classifier, embedder = Entry(tmp_path / "pair", DEFAULT_MODEL), Entry(tmp_path / "pair", DEFAULT_EMBEDDER, "embed")
+    certificate = {"preprocess": {"pixels_sha256": Preprocessing.of(RECIPE).pixels_sha256}}
+    for entry, output in ((classifier, "CLASSIFICATION"), (embedder, "EMBEDDING")):
+        files = {
+            "model.py": TOY.replace("CLASSIFICATION", output).encode(),
+            "preprocess.json": json.dumps(RECIPE).encode(),
+            "labels.txt": b"red\ngreen\nblue\n",
+        }
+        serving = Serving('backend: "python"', "cpu", max_batch=8, instances=1, delay_us=0)
+        version = publish.stage(entry, files, serving=serving, size=16, width=3, certificate=certificate)
+        publish.promote(entry, version.name)
+    return classifier, embedder
+
+
+def test_models_that_share_a_preprocessor_are_tuned_alone(pair: tuple[Entry, Entry], tmp_path: Path) -> None:
+    """Either is found and copied with all that it needs, and tuning the copy leaves both as they were."""
+    before = contents(tmp_path / "pair")
+    for number, (entry, models) in enumerate(zip(pair, (3, 5), strict=True)):
+        assert find_entry(entry.repository, entry.model) == entry
+        (tmp_path / f"copy{number}").mkdir()
+        copy = copy_entry(entry, tmp_path / f"copy{number}")
+        publish.retune(copy, "cpu", Tuning(max_batch=4))
+        assert setting_of(served_config(copy, "cpu")).max_batch == 4
+        assert len(list(copy.repository.iterdir())) == models
+        ensemble = (copy.repository / entry.model / "configs" / "cpu.pbtxt").read_text()
+        assert "max_batch_size: 4\n" in ensemble
+        assert 'model_name: "preprocessor"\n' in ensemble
+    assert contents(tmp_path / "pair") == before
+
+
+def test_a_running_server_keeps_what_shares_the_network(needs_triton: None, pair: tuple[Entry, Entry]) -> None:
+    """While a classifier with smaller batches is measured, the embedder that asks it promises no larger ones."""
+    entry, other = pair
+    arguments = ["--model-control-mode=explicit", *(f"--load-model={each.model}" for each in pair)]
+    with LocalTriton([entry.repository], ports=Ports(*free_ports(3)), arguments=arguments) as triton:
+        triton.wait_ready()
+        names = (entry.network, entry.model, other.model)
+        with Control(triton.url) as control:
+            with Remote(entry, triton.url) as remote, remote.serving(replace(remote.today(), max_batch=2)):
+                assert [control.config(name).max_batch_size for name in names] == [2, 2, 2]
+            assert [control.config(name).max_batch_size for name in names] == [8, 8, 8]
+            control.check_ready(other)
 
 
 def test_ctrl_c_leaves_nothing_behind(needs_triton: None, toy: Entry, tmp_path: Path) -> None:

@@ -12,22 +12,26 @@ from typing import Any
 import httpx
 import pytest
 
+from build_engines.preprocessing import Preprocessing
 from gateway.settings import Settings
 from gateway.triton.local import LocalTriton, LocalTritonError, Ports, find_installation, free_ports
 from tests.pictures import RED, encode, solid
 from tests.servers import ROOT, running_gateway
 
 MODELS = ROOT / "tests" / "triton" / "models"
-RECIPE = hashlib.sha256((MODELS / "probe" / "preprocess.json").read_bytes()).hexdigest()
+RECIPE_FILE = MODELS / "probe" / "preprocess.json"
+RECIPE = hashlib.sha256(RECIPE_FILE.read_bytes()).hexdigest()
+PIXELS = Preprocessing.read(RECIPE_FILE.read_bytes()).pixels_sha256
 OTHER = "cd" * 32
+RECIPE_PARAMETERS = ('parameters { key: "preprocess', 'parameters { key: "pixels_sha256"')
 
 
-def certificate(sha256: str = RECIPE, version: str = "1") -> dict[str, Any]:
+def certificate(pixels: str = PIXELS, version: str = "1") -> dict[str, Any]:
     return {
         "version": version,
         "precision": "fp32",
         "source": {"name": "probe", "weights": "file"},
-        "preprocess": {"file": "preprocess.json", "sha256": sha256},
+        "preprocess": {"sha256": RECIPE, "pixels_sha256": pixels},
         "note": 'it says "größer"\n',
     }
 
@@ -49,8 +53,9 @@ def add_preprocessor(repository: Path, name: str, sha256: str) -> None:
     shipped = ROOT / "model_repository" / "preprocessor"
     shutil.copytree(shipped, repository / name, ignore=shutil.ignore_patterns("configs", "__pycache__"))
     lines = (shipped / "config.pbtxt").read_text().replace('"preprocessor"', f'"{name}"').replace("224", "64")
-    config = "".join(line for line in lines.splitlines(keepends=True) if 'key: "preprocess' not in line)
+    config = "".join(line for line in lines.splitlines(keepends=True) if not line.startswith(RECIPE_PARAMETERS))
     config += parameter("preprocess", "certified/preprocess.json") + parameter("preprocess_sha256", sha256)
+    config += parameter("pixels_sha256", PIXELS)
     (repository / name / "config.pbtxt").write_text(config)
 
 
