@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
 from gateway.admission import Admission, Claim, Deadline
 from gateway.batches import Batch
 from gateway.cache import Cache, Items, Row, Rows
@@ -141,11 +143,11 @@ class Inference:
         if question.version not in (None, model.version):
             raise ModelNotReady("The version is not served any more.", private=f"{model.version} answered")
         verdicts = kind.verdicts(outputs[kind.status], model) if kind.status in outputs else [None] * count
-        usable = [usable_values(model, name, outputs[name], count) for name in question.outputs]
+        usable = np.logical_and.reduce([usable_values(model, name, outputs[name], count) for name in question.outputs])
         kept = {name: array for name, array in outputs.items() if name != IMAGE_STATUS}
         rows = []
-        for i in range(count):
-            problem = verdicts[i] or (None if all(fine[i] for fine in usable) else _UNUSABLE)
+        for i, fine in enumerate(usable.tolist()):
+            problem = verdicts[i] or (None if fine else _UNUSABLE)
             rows.append(Row({} if problem else {name: array[i] for name, array in kept.items()}, model, problem))
         broken = sum(row.problem is _UNUSABLE for row in rows)
         if broken:

@@ -92,24 +92,22 @@ class Discovery:
 
     def models(self) -> list[Model]:
         """Those that callers can name; their candidates are `candidates`."""
-        return [model for model in self._served() if model.traffic is None]
+        models = {name: model for each in reversed(self._best_first()) for name, model in each.models.items()}
+        return [models[name] for name in sorted(models) if models[name].traffic is None]
 
     def candidates(self, model: Model) -> list[Model]:
         """Other versions of a model, which are served beside it."""
-        return [
-            each
-            for each in self._served()
-            if each.traffic is not None and each.traffic.of == model.name and each.task is model.task
-        ]
-
-    def _served(self) -> list[Model]:
-        models = {name: model for each in reversed(self._best_first()) for name, model in each.models.items()}
-        return [models[name] for name in sorted(models)]
+        found: dict[str, Model] = {}
+        for catalogue in self._catalogues.values():
+            for each in catalogue.candidates:
+                if each.traffic is not None and each.traffic.of == model.name and each.task is model.task:
+                    found.setdefault(each.served_as, each)
+        return list(found.values())
 
     def broken(self) -> list[str]:
         """Models that a Triton knows and that cannot be used now."""
-        known = {name for each in self._best_first() for name in each.broken}
-        return sorted(known - {model.served_as for model in self._served()})
+        catalogues = self._catalogues.values()
+        return sorted({n for each in catalogues for n in each.broken} - {n for each in catalogues for n in each.models})
 
     async def get(self, name: str | None = None, version: str | None = None, outputs: Collection[str] = ()) -> Model:
         """The model to ask, in the version that is named, or else in one of those that take traffic, by their weights,
@@ -178,7 +176,10 @@ class Discovery:
 
 
 class Catalogue:
-    """What one Triton serves. `models` can be used, `broken` cannot, `states` is its own index of both."""
+    """What one Triton serves. `models` can be used, `broken` cannot, `states` is its own index of both.
+
+    `candidates` are those of the models that are versions beside a main one.
+    """
 
     def __init__(
         self,
@@ -195,6 +196,7 @@ class Catalogue:
         self._allow_random_weights = allow_random_weights
         self._on_learnt = on_learnt
         self.models: dict[str, Model] = {}
+        self.candidates: tuple[Model, ...] = ()
         self.broken: dict[str, TidegateError] = {}
         self.states: dict[str, ModelState] = {}
         self.counts = dict.fromkeys(STATES, 0)
@@ -275,6 +277,7 @@ class Catalogue:
             if before is None or reason != (before.private or before.detail):  # else it is known already
                 log.warning("A model cannot be used", extra={"model": name, "reason": reason})
         self.models, self.broken, self.states = models, broken, states
+        self.candidates = tuple(model for _, model in sorted(models.items()) if model.traffic is not None)
         self._learnt_at = time.monotonic()
 
     async def _look(self) -> tuple[dict[str, Model], dict[str, TidegateError], dict[str, ModelState]]:
