@@ -83,6 +83,12 @@ bench: $(VENV)/.installed-dev  ## the benchmark suite
 constraints:  ## pin what is installed, afresh, for every Python
 	$(PYTHON) .ci/constraints.py python3.10 python3.11 python3.12
 
-clean:  ## forget the environments, the built model and what builds keep
+# Versions that are in git, among those that were built.
+KEPT := preprocessor/1 ensemble_model/1 embedding_ensemble/1
+
+clean:  ## forget the environments, the built models and what builds keep
 	rm -rf $(VENV) $(VENV)-tensorrt $(VENV)-torch .build_engines .tools
-	rm -rf $(addprefix model_repository/,classifier/[0-9]* ensemble_model/[2-9]* ensemble_model/1[0-9]* preprocessor/[2-9]* preprocessor/1[0-9]* classifier/tuning.json classifier/pinned */configs)
+	rm -rf $(addprefix model_repository/,*.v[0-9]* */configs */tuning.json */pinned)
+	rm -rf $(addprefix model_repository/,embedding_ensemble_preprocessor open_nsfw* text_classifier text_embedder)
+	find $(addprefix model_repository/,classifier embedder embedding_ensemble ensemble_model preprocessor) -mindepth 1 \
+	  -maxdepth 1 -name '[0-9]*' $(KEPT:%=! -path model_repository/%) -exec rm -rf {} +

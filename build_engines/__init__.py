@@ -13,11 +13,12 @@ from build_engines.errors import BuildError
 __all__ = ["BuildError", "build_default"]
 
 
-def build_default(repository: Path, *, force: bool = False, say: Callable[[str], object] = print) -> Path:
-    """Builds the default classifier into `repository` unless it is up to date; returns the version's folder.
+def build_default(repository: Path, *, force: bool = False, say: Callable[[str], object] = print) -> Path | None:
+    """Builds the default models into `repository` where they are missing or out of date: `build_engines.defaults`.
 
-    `say` gets lines about what was done. Raises `BuildError`, whose message is for a person.
+    Returns the folder of the classifier's version, None where a person put another one in its place. `say` gets lines
+    about what was done. Raises `BuildError`, whose message is for a person, when there is no classifier in the end.
     """
-    from build_engines.build import Order, build
+    from build_engines.defaults import build_defaults
 
-    return build(Order(repository=repository, force=force, work=repository.parent / ".build_engines"), say)
+    return build_defaults(repository, repository.parent / ".build_engines", force=force, say=say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from build_engines import publish
-from build_engines.configs import DEFAULT_MODEL, Entry
+from build_engines.configs import DEFAULT_EMBEDDER, DEFAULT_MODEL, Entry
 from build_engines.errors import BuildError, SourceError
 from build_engines.judge import judge
 from build_engines.preprocessing import Preprocessing
@@ -32,6 +33,7 @@ DEFAULT_SOURCE = "efficientnet_lite0"
 DEFAULT_TARGET = "openvino"
 
 _PACKAGE = Path(__file__).parent
+_ELSEWHERE = frozenset({"text", "tuning"})  # parts of the package that no engine for pictures depends on
 _FEWEST_TO_CALIBRATE = 10
 _CALIBRATION_PICTURES = 512  # for a target that wants them all at once
 
@@ -46,11 +48,14 @@ class Order:
     model: str = DEFAULT_MODEL
     target: str = DEFAULT_TARGET
     precision: str | None = None
-    """None: INT8 where its ranges are known without pictures or measured on given ones, else the target's first."""
+    """None: INT8 where its ranges are measured on given pictures, or known without pictures for a whole classifier;
+    else the target's first. Features are kept and compared for years: nobody gets INT8 for them unasked."""
     preprocess: Path | None = None
     """A `preprocess.json`, in place of the source's own."""
     labels: Path | None = None
     """A file with a class's name a line, in place of the source's own."""
+    moderation: Path | None = None
+    """A file that says what classes mean for moderation, in place of what the source says."""
     calibration: Path | None = None
     """A folder of pictures, or a table of ranges, for INT8."""
     calibration_part: str | None = None
@@ -84,8 +89,9 @@ def build(order: Order, say: Say = print) -> Path:
     source = _source(order)
     target = find_target(order.target)
     entry = Entry(order.repository, order.model, source.task)
+    _check_default(order, source.task)
     publish.check_names(entry)
-    if order.wish.weights == "random" and order.model == DEFAULT_MODEL:
+    if order.wish.weights == "random" and order.model in (DEFAULT_MODEL, DEFAULT_EMBEDDER):
         raise SourceError("Random weights are for load tests and are never the default model: give another --model.")
     preprocessing = _preprocessing(order, source, entry)
     table = _table(order, source, preprocessing)
@@ -97,6 +103,7 @@ def build(order: Order, say: Say = print) -> Path:
     stages = Stages(order.work / order.model, say)
     network = source.load(preprocessing.normalisation)
     labels = _labels(order, network, entry)
+    shown = _shown(order, network, labels)
     calibration = _calibration(order, source, target, precision, network, preprocessing, table, stages)
     engine = target.build(network, precision, calibration, stages)
     agreement = judge(
@@ -115,6 +122,7 @@ def build(order: Order, say: Say = print) -> Path:
         serving=engine.serving,
         size=preprocessing.recipe.size,
         width=network.width,
+        shown=shown,
         certificate={
             "model": order.model,
             "task": network.task,
@@ -160,20 +168,28 @@ def chosen(entry: Entry, variant: str, source: str) -> str | None:
         return f"version {version} was chosen by hand"
     if certificate is None:
         return None
-    if certificate["source"]["name"] != source:
-        return f"version {version}, made of {certificate['source']['name']}, is served"
+    made_of = (certificate.get("source") or {}).get("name")
+    if made_of != source:
+        return f"version {version}, made of {made_of}, is served"
     return None
 
 
 def _check(order: Order) -> None:
     """`SourceError` for files that are not there, and for options that would have no effect."""
-    for path in (order.preprocess, order.labels, order.calibration, order.images):
+    for path in (order.preprocess, order.labels, order.moderation, order.calibration, order.images, order.wish.head):
         if path is not None and not path.exists():
             raise SourceError(f"There is no {path}.")
     if order.part is not None and order.images is None:
         raise SourceError("--part takes a part of --images: name a folder with that.")
     if order.calibration_part is not None and order.calibration is None:
         raise SourceError("--calibration-part takes a part of --calibration: name a folder with that.")
+
+
+def _check_default(order: Order, task: str) -> None:
+    """`SourceError` for a model in the place of a default one that is for something else."""
+    for model, is_for, what in ((DEFAULT_MODEL, "classify", "classes"), (DEFAULT_EMBEDDER, "embed", "features")):
+        if order.model == model and task != is_for:
+            raise SourceError(f"{model} is the default model for {what}: name this one otherwise, with --model.")
 
 
 def _source(order: Order) -> Source:
@@ -212,6 +228,8 @@ def _table(order: Order, source: Source, preprocessing: Preprocessing) -> Ranges
     path = order.calibration if given else TABLES / f"{source.name}.json"
     if order.precision not in (None, "int8") or path is None or not (given or order.calibration is None):
         return None
+    if not given and order.precision is None and (source.task == "embed" or order.wish.head is not None):
+        return None
     if not path.is_file() or find_target(order.target).calibrates_on != "ranges":
         return None
     ranges = Ranges.from_json(_read(path))
@@ -241,7 +259,9 @@ def _calibration(
     if target.calibrates_on == "ranges":
         if precision != "int8":
             return Calibration()
-        return Calibration(ranges=table or _measured(order, source, network, preprocessing, stages))
+        if table is not None:
+            return Calibration(ranges=table.within(network.graph))
+        return Calibration(ranges=_measured(order, source, network, preprocessing, stages))
     if order.calibration is None and precision != "int8":
         return Calibration()
     pictures = _calibration_pictures(order).pictures[:_CALIBRATION_PICTURES]
@@ -290,6 +310,8 @@ def _measured(order: Order, source: Source, network: Network, preprocessing: Pre
 def _labels(order: Order, network: Network, entry: Entry) -> bytes | None:
     """The content of labels.txt: the one given, else the source's own names; None for features."""
     if network.task != "classify":
+        if order.labels is not None:
+            raise SourceError("Features have no labels: leave --labels out.")
         return None
     if order.labels is not None:
         return _read(order.labels)
@@ -303,6 +325,19 @@ def _labels(order: Order, network: Network, entry: Entry) -> bytes | None:
     )
 
 
+def _shown(order: Order, network: Network, labels: bytes | None) -> Mapping[str, str]:
+    """What callers are told of the model beside its task."""
+    if order.moderation is None:
+        return network.shown
+    if labels is None:
+        raise SourceError("Features moderate nothing: leave --moderation out, or build a classifier.")
+    from build_engines.gate import read_labels
+    from build_engines.moderation import read_moderation
+
+    moderation = read_moderation(_read(order.moderation), read_labels(labels, network.width))
+    return {**network.shown, "moderation": json.dumps(moderation)}
+
+
 def _inputs(
     order: Order,
     source: Source,
@@ -314,11 +349,15 @@ def _inputs(
     """Everything that an engine is made of, as its certificate names it; quick to find out."""
     if precision not in target.precisions:
         raise SourceError(f"{target.name} builds {', '.join(target.precisions)}, not {precision}.")
-    code = b"\0".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")) if "tuning" not in path.parts)
+    programs = sorted(path for path in _PACKAGE.rglob("*.py") if path.relative_to(_PACKAGE).parts[0] not in _ELSEWHERE)
+    code = b"\0".join(path.read_bytes() for path in programs)
     pictures = {"calibration": order.calibration, "images": order.images}
     return {
         "source": dict(source.identity()),
-        "preprocess": {"sha256": hashlib.sha256(preprocessing.content).hexdigest()},
+        "preprocess": {
+            "sha256": hashlib.sha256(preprocessing.content).hexdigest(),
+            "pixels_sha256": preprocessing.pixels_sha256,
+        },
         "target": target.name,
         "precision": precision,
         "versions": {**_versions(), **target.identity(precision)},
@@ -329,6 +368,7 @@ def _inputs(
             "limits": [order.min_agreement, order.max_accuracy_loss],
             "ranges": table.sha256 if table else None,
             "labels": hashlib.sha256(_read(order.labels)).hexdigest() if order.labels else None,
+            "moderation": hashlib.sha256(_read(order.moderation)).hexdigest() if order.moderation else None,
         },
     }
 

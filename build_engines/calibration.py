@@ -12,7 +12,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from build_engines.sources import INPUT
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import onnx
 
 SCHEMA = 1
 
@@ -32,6 +33,9 @@ _QUANTISED = [
     *("Relu", "Clip", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
 ]
 _FLOAT_OUTPUTS = ["Gemm"]
+
+# Behind the last of these a network only pools, reshapes and scales, which costs nothing: its end stays in FP32.
+_BEFORE_THE_END = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "Add", "Concat", "Pad", "Relu", "Clip"})
 TABLES = Path(__file__).parent / "tables"
 """Tables that ship with the builder, one for each source that needs no pictures of the user's."""
 
@@ -84,6 +88,14 @@ class Ranges:
                 f"The calibration table cannot be used ({error}): make one with `python -m build_engines calibrate`."
             ) from error
 
+    def within(self, graph: bytes) -> Ranges:
+        """Those of the tensors that `graph` has: of a classifier's, a graph of its features lacks the last ones."""
+        import onnx
+
+        nodes = onnx.load_from_string(graph).graph.node
+        tensors = {name for node in nodes for name in (*node.input, *node.output)}
+        return replace(self, values={name: pair for name, pair in self.values.items() if name in tensors})
+
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.to_json()).hexdigest()
@@ -122,6 +134,7 @@ def measure(graph: bytes, pictures: Iterable[npt.NDArray[np.uint8]]) -> dict[str
 def quantise(graph: bytes, ranges: Ranges) -> bytes:
     """The graph with QDQ pairs: UINT8 activations, INT8 weights per channel in 7 bits. Same bytes each time.
 
+    What comes behind the last layer that computes stays in FP32, and so does a head.
     Raises `GraphError` when the table is not of this graph.
     """
     import numpy as np
@@ -147,7 +160,7 @@ def quantise(graph: bytes, ranges: Ranges) -> bytes:
             activation_qType=QuantType.QUInt8,
             tensors_range=TensorsData(CalibrationMethod.MinMax, data),
             nodes_to_quantize=[],
-            nodes_to_exclude=[],
+            nodes_to_exclude=_end(model),
             op_types_to_quantize=_QUANTISED,
             extra_options={"OpTypesToExcludeOutputQuantization": _FLOAT_OUTPUTS},
         )
@@ -160,3 +173,23 @@ def quantise(graph: bytes, ranges: Ranges) -> bytes:
     onnx.checker.check_model(quantised)
     content: bytes = quantised.SerializeToString(deterministic=True)
     return content
+
+
+def _end(model: onnx.ModelProto) -> list[str]:
+    """The nodes between the last layers that compute and the output, and a head before it: their names, given here
+    where they have none."""
+    from build_engines.onnx_graph import HEAD
+
+    producers = {output: node for node in model.graph.node for output in node.output}
+    found: dict[str, onnx.NodeProto] = {}
+    ahead = [output.name for output in model.graph.output]
+    while ahead:
+        node = producers.get(ahead.pop())
+        if node is None or node.output[0] in found:
+            continue
+        if node.op_type not in _BEFORE_THE_END or node.name == HEAD:
+            found[node.output[0]] = node
+            ahead += node.input
+    for output, node in found.items():
+        node.name = node.name or f"end/{output}"
+    return sorted(node.name for node in found.values())

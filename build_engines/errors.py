@@ -5,6 +5,7 @@
     ├── CheckpointError  the checkpoint is damaged, or asks for something a state dict does not need
     ├── GraphError       the weights and the network's description do not fit together
     ├── ImageSetError    the pictures to calibrate or to judge with cannot be used
+    ├── TextSetError     the texts to learn from or to judge with cannot be used
     ├── TargetError      this machine or its runtime cannot build such an engine
     ├── GateError        the built model does not behave; nothing was published
     ├── PublishError     the finished model could not be put in its place
@@ -34,6 +35,10 @@ class GraphError(BuildError):
 
 class ImageSetError(BuildError):
     """The pictures to calibrate or to judge with cannot be used."""
+
+
+class TextSetError(BuildError):
+    """The texts to learn from or to judge with cannot be used."""
 
 
 class TargetError(BuildError):

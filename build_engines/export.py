@@ -13,8 +13,12 @@ import torch
 from build_engines.errors import GraphError, SourceError
 from build_engines.onnx_graph import LARGEST, OPSET, finished
 from build_engines.sources import INPUT, OUTPUTS
+from build_engines.sources.features import SHORTEST
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from build_engines.preprocessing import Normalisation
 
 
@@ -48,6 +52,30 @@ class Served(torch.nn.Module):  # type: ignore[misc]  # torch is Any where it is
         # Contiguous, or pooling is exported as it is for channels-last memory: with index arithmetic.
         y: torch.Tensor = self.network(x.permute(0, 3, 1, 2).contiguous())
         return torch.softmax(y, dim=1) if self.softmax else y
+
+
+class UnitLength(torch.nn.Module):  # type: ignore[misc]
+    """Features FP32 [N, dim] of `served` divided by their lengths."""
+
+    def __init__(self, served: torch.nn.Module) -> None:
+        super().__init__()
+        self.served = served
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.normalize(self.served(pixels), dim=1, eps=SHORTEST)
+
+
+class Headed(torch.nn.Module):  # type: ignore[misc]
+    """Probabilities FP32 [N, classes] by a linear head, weight [classes, dim] and bias [classes], on `served`."""
+
+    def __init__(self, served: torch.nn.Module, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]) -> None:
+        super().__init__()
+        self.served = served
+        self.head = torch.nn.Linear(weight.shape[1], len(weight))
+        self.head.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.head(self.served(pixels)), dim=1)
 
 
 def width(served: Served) -> int:

@@ -56,11 +56,18 @@ def judge(
     expected = _answers(network.reference, pictures, theirs)
     faults = _faults_of_graph(network, pictures, expected, preprocessing)
     if source.identity()["weights"] != "random":
-        faults += gate.faults_of_source(expected)
+        faults += gate.faults_of_source(expected, task=network.task)
     answers = _answers(engine.run, pictures, preprocessing)
     first = [preprocessing.pixels(picture.read()) for picture in pictures.pictures[:4]]
     alone = np.concatenate([engine.run(np.stack([pixels])) for pixels in first])
-    faults += gate.faults_of_answers(answers, alone, task=network.task, images=len(pictures), width=network.width)
+    faults += gate.faults_of_answers(
+        answers,
+        alone,
+        task=network.task,
+        images=len(pictures),
+        width=network.width,
+        normalised=network.shown.get("normalised") == "l2",
+    )
     faults += gate.faults_of_layers(engine.layers, precision, limits)
     if expected.shape != answers.shape:
         raise GateError(f"{order.model}: the engine was refused, nothing was published: {'; '.join(faults)}.")

@@ -10,14 +10,20 @@ from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
 from build_engines.errors import GraphError
 from build_engines.sources import INPUT, OUTPUTS
+from build_engines.sources.features import SHORTEST
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from build_engines.preprocessing import Normalisation
 
 # Opsets and the IR version that onnxruntime, OpenVINO and TensorRT 10.12 to 11 all take.
 OPSET = 18
 OPSETS = range(13, 22)
 IR_VERSION = 10
+
+HEAD = "head/linear"
+"""The name of a head's only matrix product."""
 
 LARGEST = 2**31 - 2**20
 """Bytes: protobuf ends at 2 GiB; the rest is for the graph itself."""
@@ -114,6 +120,53 @@ def served(
     graph.input.append(helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["N", size, size, 3]))
     graph.output.append(helper.make_tensor_value_info(OUTPUTS[task], TensorProto.FLOAT, ["N", width]))
     return model
+
+
+def with_unit_length(graph: bytes) -> bytes:
+    """A served graph of features with each feature divided by its length; one of zeros stays zeros."""
+    model = onnx.load_from_string(graph)
+    features = _opened(model, "features/raw")
+    (output,) = model.graph.output
+    for name, value in (("axes", np.array([1])), ("shortest", np.array(SHORTEST, np.float32))):
+        model.graph.initializer.append(numpy_helper.from_array(value, f"features/{name}"))
+    model.graph.node.extend(
+        [
+            helper.make_node("Mul", [features, features], ["features/squares"]),
+            helper.make_node("ReduceSum", ["features/squares", "features/axes"], ["features/sum"], keepdims=1),
+            helper.make_node("Sqrt", ["features/sum"], ["features/length"]),
+            helper.make_node("Max", ["features/length", "features/shortest"], ["features/divisor"]),
+            helper.make_node("Div", [features, "features/divisor"], [output.name]),
+        ]
+    )
+    return finished(model)
+
+
+def with_head(graph: bytes, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]) -> bytes:
+    """A served graph of features [N, dim] with a linear layer behind them, weight [classes, dim] and bias [classes],
+    and a softmax: a classifier."""
+    model = onnx.load_from_string(graph)
+    features = _opened(model, "head/features")
+    for name, value in (("weight", weight), ("bias", bias)):
+        model.graph.initializer.append(numpy_helper.from_array(value, f"head/{name}"))
+    answer = OUTPUTS["classify"]
+    model.graph.node.extend(
+        [
+            helper.make_node("Gemm", [features, "head/weight", "head/bias"], ["head/logits"], HEAD, transB=1),
+            helper.make_node("Softmax", ["head/logits"], [answer], axis=1),
+        ]
+    )
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info(answer, TensorProto.FLOAT, ["N", len(weight)]))
+    return finished(model)
+
+
+def _opened(model: onnx.ModelProto, name: str) -> str:
+    """Gives the only output this name inside the graph, and returns it: something else will be the output."""
+    (output,) = model.graph.output
+    for node in model.graph.node:
+        node.input[:] = [name if value == output.name else value for value in node.input]
+        node.output[:] = [name if value == output.name else value for value in node.output]
+    return name
 
 
 def inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

@@ -36,6 +36,8 @@ class Recipe(Protocol):
     def mean(self) -> tuple[float, float, float]: ...
     @property
     def std(self) -> tuple[float, float, float]: ...
+    @property
+    def pixels_sha256(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,11 @@ class Preprocessing:
         """The values of the keys."""
         values: dict[str, Any] = json.loads(self.content)
         return values
+
+    @property
+    def pixels_sha256(self) -> str:
+        """Of all that the pixels depend on, in hexadecimal: networks whose recipes have the same can share pixels."""
+        return self.recipe.pixels_sha256
 
     @property
     def normalisation(self) -> Normalisation:

@@ -97,7 +97,7 @@ def _facts(agreement: Agreement, limits: Limits, layers: Mapping[str, int]) -> l
         ("deviation", f"{agreement.deviation:.4f} (at most {limits.deviation})"),
         ("largest difference", f"{agreement.largest:.4f}"),
         ("mean difference", f"{agreement.mean:.6f}"),
-        ("smallest cosine", f"{agreement.cosine:.4f}"),
+        ("smallest cosine", f"{agreement.cosine:.4f}{'' if agreement.top1 else f' (at least {limits.cosine})'}"),
         ("layers", ", ".join(f"{count} in {name}" for name, count in sorted(layers.items()))),
     ]
     if agreement.top1 is not None:

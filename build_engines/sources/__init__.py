@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 INPUT = "PREPROCESSED_IMAGE"
 OUTPUTS = {"classify": "CLASSIFICATION", "embed": "EMBEDDING"}
 """What a network of each task gives: FP32 [N, classes], probabilities, or FP32 [N, dim], features."""
+POOLS = ("class", "patches", "class+patches")
+"""What features of a DINO transformer are made of: its class token, the mean of its patches, or one after the other."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Network:
     """Names of the classes, where the source knows them."""
     module: Any = field(default=None, repr=False)
     """The torch module with the graph's input and output, where there is one."""
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """What callers are told beside the task, as parameters of the served model: `normalised`, `moderation`."""
 
 
 class Source(Protocol):
@@ -90,17 +94,33 @@ class Wish:
     """A key of `OUTPUTS`."""
     recipe: Mapping[str, Any] | None = None
     """A `preprocess.json`: how the weights in a file were trained, which no library knows."""
+    normalise: str | None = None
+    """Of features: "l2", which is what None means, or "none"."""
+    pool: str | None = None
+    """One of `POOLS`; None is "class"."""
+    head: Path | None = None
+    """A file with a linear classifier of the features (see `heads`)."""
 
 
 def find_source(name: str, wish: Wish | None = None) -> Source:
     """The source that `name` means; `SourceError` lists what there is.
 
-    A file's path (`.onnx`, `.pt2`, `.pt`, `.ts`), `efficientnet_lite0`, `torchvision/NAME`, `timm/NAME`,
-    a DINO backbone (`dinov2_vits14`, …), or a bare name, which torchvision is asked for first and timm second.
+    A file's path (`.onnx`, `.pt2`, `.pt`, `.ts`), `efficientnet_lite0` or `open_nsfw`, `torchvision/NAME`,
+    `timm/NAME`, a DINO backbone (`dinov2_vits14`, …), or a bare name, which torchvision is asked for first and timm
+    second. Features come in the length that the wish says; with its head they become a classifier.
     """
-    from build_engines.sources.packaged import PACKAGED
+    from build_engines.sources import features, heads
 
     wish = wish or Wish()
+    if wish.head is None:
+        return features.finished(_find_bare(name, wish), wish)
+    head = heads.of(wish)
+    return heads.Headed(_find_bare(name, replace(wish, task="embed")), wish.head, head)
+
+
+def _find_bare(name: str, wish: Wish) -> Source:
+    from build_engines.sources.packaged import PACKAGED
+
     if name in PACKAGED:
         return PACKAGED[name].with_wish(wish)
     match Path(name).suffix.lower():
@@ -119,7 +139,8 @@ def find_source(name: str, wish: Wish | None = None) -> Source:
 
 def whole_network_task(file: Path, wish: Wish) -> str:
     """The task of a file that holds a whole network, not only weights; `SourceError` when the wish is not possible."""
-    for what, wanted in (("weights", wish.weights), ("classes", wish.classes), ("size", wish.size)):
+    parts = (("weights", wish.weights), ("classes", wish.classes), ("size", wish.size), ("pooling", wish.pool))
+    for what, wanted in parts:
         if wanted is not None:
             raise SourceError(f"{file} is a whole network: its {what} cannot be chosen.")
     if not file.is_file():

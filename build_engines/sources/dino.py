@@ -1,6 +1,7 @@
 """DINO's backbones by their names in `torch.hub`, through timm: the class token after the last norm.
 
-The original repositories' `forward()` gives the same. Pictures are prepared as these repositories do it for their
+The original repositories' `forward()` gives the same. Their evaluations also take the mean of the patches, alone or
+behind the class token, which `Pooled` gives. Pictures are prepared as these repositories do it for their
 evaluations: the shorter side to 256, bicubic, the middle 224 × 224, in proportion for other sizes. DINOv3 has
 the configuration that timm has for it.
 """
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from build_engines.errors import SourceError
-from build_engines.sources import state_dicts
+from build_engines.sources import POOLS, state_dicts
 from build_engines.sources.timm_models import Timm
 
 SIZE = 224
@@ -43,6 +44,10 @@ class Dino(Timm):
     @property
     def classes(self) -> int:
         return 0
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        return POOLS if "vit" in self.model else ()
 
     def create(self, classes: int, size: int | None) -> torch.nn.Module:
         self._check_weight()
@@ -78,6 +83,23 @@ class Dino(Timm):
             raise SourceError(
                 f"{self.model} has more than 2 GB of weights in FP32, and an ONNX file ends there: take a smaller one."
             )
+
+
+class Pooled(torch.nn.Module):  # type: ignore[misc]  # torch is Any where it is not installed
+    """A transformer of timm's with its features made of what `pool` says: FP32 [N, dim], or twice as wide.
+
+    Tokens are those after the last norm, as in DINOv2's `get_intermediate_layers`; registers count as neither.
+    """
+
+    def __init__(self, network: torch.nn.Module, pool: str) -> None:
+        super().__init__()
+        self.network = network
+        self.parts = pool.split("+")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        tokens = self.network.forward_features(images)
+        found = {"class": tokens[:, 0], "patches": tokens[:, self.network.num_prefix_tokens :].mean(1)}
+        return torch.cat([found[part] for part in self.parts], dim=1)
 
 
 def stretched(positions: torch.Tensor, side: int) -> torch.Tensor:

@@ -21,8 +21,6 @@ from build_engines.errors import GraphError
 from build_engines.preprocessing import Normalisation
 from build_engines.sources import INPUT, OUTPUTS
 
-OUTPUT = OUTPUTS["classify"]
-
 # Plain operators: an opset that every runtime in question has long taken, and the IR version of its time.
 OPSET = 17
 IR_VERSION = 8
@@ -72,12 +70,16 @@ LITE0 = Architecture(
 
 
 def build_graph(
-    architecture: Architecture, weights: Mapping[str, npt.NDArray[Any]], normalisation: Normalisation
+    architecture: Architecture,
+    weights: Mapping[str, npt.NDArray[Any]],
+    normalisation: Normalisation,
+    task: str = "classify",
 ) -> onnx.ModelProto:
     """The network as a checked ONNX model.
 
     Input `PREPROCESSED_IMAGE`: UINT8 [N, size, size, 3], pixels in the order of `normalisation.color`.
-    Output `CLASSIFICATION`: FP32 [N, classes], probabilities. N is free; normalising and softmax are inside.
+    Output `CLASSIFICATION`: FP32 [N, classes], probabilities; for the task "embed" `EMBEDDING`: FP32 [N, head], what
+    the last layer is given. N is free; normalising and softmax are inside.
 
     Raises `GraphError` when a weight is missing, is left over, has another shape, or is not finite.
     """
@@ -91,13 +93,17 @@ def build_graph(
             x = _block(graph, f"_blocks.{index}", x, stage, stride=stage.stride if repeat == 0 else 1)
             index += 1
     x = graph.convolve(x, "_conv_head", "_bn1", channels=architecture.head, kernel=1)
-    pooled = graph.add("Flatten", [graph.add("GlobalAveragePool", [x.name])], axis=1)
+    pooled = graph.add("GlobalAveragePool", [x.name])
     matrix = graph.weight("_fc.weight", (architecture.classes, architecture.head))
     bias = graph.weight("_fc.bias", (architecture.classes,))
-    logits = graph.add("Gemm", [pooled, graph.constant(matrix), graph.constant(bias)], transB=1)
-    graph.add("Softmax", [logits], output=OUTPUT, axis=-1)
     graph.refuse_leftovers()
-    return _model(graph, architecture, normalisation.size)
+    if task == "embed":
+        graph.add("Flatten", [pooled], output=OUTPUTS[task], axis=1)
+        return _model(graph, architecture.name, normalisation.size, task, architecture.head)
+    flat = graph.add("Flatten", [pooled], axis=1)
+    logits = graph.add("Gemm", [flat, graph.constant(matrix), graph.constant(bias)], transB=1)
+    graph.add("Softmax", [logits], output=OUTPUTS[task], axis=-1)
+    return _model(graph, architecture.name, normalisation.size, task, architecture.classes)
 
 
 @dataclass(frozen=True)
@@ -223,14 +229,14 @@ def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int, int]:
     return out, total // 2, total - total // 2
 
 
-def _model(graph: _Graph, architecture: Architecture, size: int) -> onnx.ModelProto:
+def _model(graph: _Graph, name: str, size: int, task: str, width: int) -> onnx.ModelProto:
     """The finished model, after onnx's own checks."""
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
-            architecture.name,
+            name,
             [helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["N", size, size, 3])],
-            [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["N", architecture.classes])],
+            [helper.make_tensor_value_info(OUTPUTS[task], TensorProto.FLOAT, ["N", width])],
             graph.constants,
         ),
         opset_imports=[helper.make_opsetid("", OPSET)],

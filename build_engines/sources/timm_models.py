@@ -32,6 +32,10 @@ class Timm:
     packages: tuple[str, ...] = ("timm", "torchvision")
 
     @property
+    def pools(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def config(self) -> Any:
         return timm.get_pretrained_cfg(self.model)
 

@@ -30,6 +30,11 @@ class Library(Protocol):
     """What torchvision and timm do differently, for one network."""
 
     @property
+    def pools(self) -> tuple[str, ...]:
+        """Which of `POOLS` its features can be made of; empty where there is no choice."""
+        ...
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """The distributions that define the network."""
         ...
@@ -84,6 +89,8 @@ class TorchSource:
     """None: the library's own."""
     trained_with: Mapping[str, Any] | None = None
     """The recipe of the weights in a file; None: the library's own."""
+    pool: str | None = None
+    """One of the library's `pools`; None: what it does by itself."""
 
     def identity(self) -> Mapping[str, Any]:
         kind = self.weights if self.weights in ("pretrained", "random") else "file"
@@ -95,6 +102,8 @@ class TorchSource:
             "size": self.size,
             "packages": {package: metadata.version(package) for package in ("torch", *self.library.packages)},
         }
+        if self.pool is not None:
+            identity["pool"] = self.pool
         if self._file is None:
             return {**identity, "seed": SEED}
         return {**identity, "file": self._file.name, "sha256": self._sha256}
@@ -107,6 +116,10 @@ class TorchSource:
             from build_engines import export
 
             network = self._network().eval()
+            if self.pool is not None:
+                from build_engines.sources.dino import Pooled
+
+                network = Pooled(network, self.pool)
             served = export.Served(
                 network, normalisation, softmax=self.task == "classify", color=self.preprocess()["color"]
             )
@@ -256,11 +269,18 @@ def source(name: str, library: Library, wish: Wish) -> TorchSource:
         raise SourceError(f"A classifier needs at least 2 classes, not {wish.classes}.")
     if wish.size is not None and wish.size < 1:
         raise SourceError(f"The size is in pixels, it cannot be {wish.size}.")
+    if wish.pool is not None and wish.pool not in library.pools:
+        raise SourceError(
+            f"{name} pools its features in its own way: leave --pool out."
+            if not library.pools
+            else f"Features of {name} are made of {', '.join(library.pools)}, not of {wish.pool}."
+        )
+    pool = None if wish.pool == "class" else wish.pool
     weights = wish.weights or "pretrained"
     if weights not in ("pretrained", "random") and not Path(weights).is_file():
         raise SourceError(f'There is no file {weights}: --weights is a file, "pretrained" or "random".')
     recipe = None if weights in ("pretrained", "random") else wish.recipe
-    return TorchSource(name, library, task, weights, wish.classes, wish.size, recipe)
+    return TorchSource(name, library, task, weights, wish.classes, wish.size, recipe, pool)
 
 
 def sha256(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""torchvision's classifiers."""
+"""torchvision's classifiers, and what their last layers are given: features."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ class Torchvision:
     packages: tuple[str, ...] = ("torchvision",)
     task: str = "classify"
     classes: int = 1000
+    pools: tuple[str, ...] = ()
 
     def create(self, classes: int, size: int | None) -> torch.nn.Module:
-        if not classes:
-            raise SourceError(f"torchvision/{self.architecture} is for classes; timm's networks give features too.")
-        options: dict[str, Any] = {"num_classes": classes}
+        options: dict[str, Any] = {"num_classes": classes or self.classes}
         if self.architecture in _TRANSFORMING:
             options |= {"init_weights": False, "transform_input": True}
         if self.architecture.startswith("vit_"):
             options["image_size"] = self.recipe(size, None)["size"]
         network: torch.nn.Module = torchvision.models.get_model(self.architecture, weights=None, **options)
-        return network
+        return network if classes else self._without_last_layer(network)
 
     def pretrained_file(self) -> Path:
         file = Path(torch.hub.get_dir(), "checkpoints", Path(self._weights(None).url).name)
@@ -58,7 +57,7 @@ class Torchvision:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of googlenet and inception_v3, about their random weights
             network: torch.nn.Module = torchvision.models.get_model(self.architecture, weights=self._weights(None))
-        return network
+        return network if classes else self._without_last_layer(network)
 
     def convert(self, state: Mapping[str, Any], network: torch.nn.Module) -> dict[str, Any]:
         return dict(state)
@@ -83,6 +82,20 @@ class Torchvision:
 
     def labels(self) -> tuple[str, ...] | None:
         return tuple(self._weights(None).meta["categories"])
+
+    def _without_last_layer(self, network: torch.nn.Module) -> torch.nn.Module:
+        """The network, which has `self.classes`, with features in place of classes."""
+        linear = [
+            name
+            for name, part in network.named_modules()
+            if isinstance(part, torch.nn.Linear) and part.out_features == self.classes
+        ]
+        if not linear:
+            raise SourceError(f"torchvision/{self.architecture} has no last layer to leave out: name another network.")
+        for path in linear:  # some have auxiliary ones, for training only
+            inside, _, name = path.rpartition(".")
+            setattr(network.get_submodule(inside), name, torch.nn.Identity())
+        return network
 
     def _weights(self, sha256: str | None) -> Any:
         """The published weights with this hash (their names end with its start), else torchvision's best."""

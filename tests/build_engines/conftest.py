@@ -40,7 +40,7 @@ Weights = dict[str, npt.NDArray[Any]]
 @pytest.fixture(scope="session")
 def lite0_weights() -> Weights:
     """The arrays of the default model's checkpoint."""
-    return read_checkpoint(PACKAGED["efficientnet_lite0"].checkpoint().content)
+    return read_checkpoint(PACKAGED["efficientnet_lite0"].packaged().content)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -12,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import build_engines
 from build_engines import publish
 from build_engines.build import Order, build, calibrate, chosen
 from build_engines.calibration import Ranges
-from build_engines.configs import Entry
+from build_engines.configs import Entry, parameter_of
 from build_engines.errors import BuildError, GateError, ImageSetError, SourceError, TargetError
 from build_engines.images import read_images
 from build_engines.preprocessing import Normalisation, Preprocessing
@@ -41,9 +41,9 @@ def quiet(_: str) -> None:
 
 
 def test_the_default_model_is_built_in_int8_without_pictures(tmp_path: Path) -> None:
-    """One call makes a complete repository; the shipped table calibrates, and the runtime really computes in INT8."""
+    """One call makes a complete entry; the shipped table calibrates, and the runtime really computes in INT8."""
     said: list[str] = []
-    folder = build_engines.build_default(tmp_path / "models", say=said.append)
+    folder = build(Order(repository=tmp_path / "models", work=tmp_path / "work"), said.append)
     assert folder == tmp_path / "models" / "classifier" / "1"
     assert (folder / "model.py").read_bytes() == Path(model.__file__).read_bytes()
     assert (folder / "engine.py").read_bytes() == Path(openvino_engine.__file__).read_bytes()
@@ -67,6 +67,10 @@ def test_a_model_of_ones_own_gets_three_folders(tiny_source: TinySource, order: 
     assert json.loads((folder / "preprocess.json").read_text()) == TINY_RECIPE
     assert certificate_of(folder)["agreement"]["deviation"] < 1e-4
     assert certificate_of(folder)["layers"] == {"fp32": 11}
+    assert certificate_of(folder)["preprocess"] == {
+        "sha256": hashlib.sha256((folder / "preprocess.json").read_bytes()).hexdigest(),
+        "pixels_sha256": Preprocessing.of(TINY_RECIPE).pixels_sha256,
+    }
 
 
 def test_a_second_build_does_nothing(tiny_source: TinySource, order: Order) -> None:
@@ -331,6 +335,8 @@ def test_stricter_limits_judge_again(tiny_source: TinySource, order: Order, phot
     [
         ({"calibration": Path("nowhere")}, "There is no nowhere"),
         ({"labels": Path("nowhere.txt")}, "There is no nowhere.txt"),
+        ({"moderation": Path("nowhere.json")}, "There is no nowhere.json"),
+        ({"wish": Wish(head=Path("nowhere.npz"))}, "There is no nowhere.npz"),
         ({"part": "1/2"}, "--part takes a part of --images"),
         ({"calibration_part": "1/2"}, "takes a part of --calibration"),
     ],
@@ -357,3 +363,95 @@ def test_a_build_by_hand_is_not_undone(tiny_source: TinySource, order: Order) ->
     assert chosen(entry_of(order), "cpu", "tiny") == "version 1 was chosen by hand"
     (folder / "model.onnx").write_bytes(b"damaged")
     assert chosen(entry_of(order), "cpu", "tiny") == "version 1 was chosen by hand"
+
+
+def parameter(repository: Path, model: str, key: str) -> str | None:
+    """What the model that callers name tells of itself."""
+    return parameter_of((repository / model / "configs" / "cpu.pbtxt").read_text(), key)
+
+
+def test_classes_can_be_declared_to_moderate(tiny_source: TinySource, order: Order, tmp_path: Path) -> None:
+    """A file says which labels are which category: callers are told, by that version and by no other."""
+    path = tmp_path / "moderation.json"
+    path.write_text('{"fish": {"category": "violence", "threshold": 0.25}}')
+    build(order, quiet)
+    assert parameter(order.repository, "tiny", "moderation") is None
+    assert build(replace(order, moderation=path), quiet).name == "2"
+    declared = parameter(order.repository, "tiny", "moderation")
+    assert declared is not None
+    assert json.loads(declared) == {"fish": {"category": "violence", "threshold": 0.25}}
+    publish.rollback(entry_of(order), "cpu")
+    assert parameter(order.repository, "tiny", "moderation") is None
+    publish.promote(entry_of(order), "2")
+    assert parameter(order.repository, "tiny", "moderation") == declared
+    path.write_text('{"bird": {"category": "violence", "threshold": 0.25}}')
+    with pytest.raises(SourceError, match="names the label 'bird', and the model has cat, dog, fish"):
+        build(replace(order, moderation=path), quiet)
+    assert publish.versions(entry_of(order)) == ["1", "2"]
+
+
+@pytest.fixture
+def features(order: Order) -> Order:
+    """Features of EfficientNet-Lite0."""
+    return replace(order, source="efficientnet_lite0", model="lite0_features", wish=Wish(task="embed"))
+
+
+def test_features_are_in_fp32_unless_int8_is_asked_for(features: Order) -> None:
+    """A table ships that would make INT8 of them, and it is used only for whoever wants it: neighbours change."""
+    folder = build(features, quiet)
+    certificate = certificate_of(folder)
+    assert (certificate["task"], certificate["precision"], certificate["layers"]) == ("embed", "fp32", {"fp32": 49})
+    assert certificate["agreement"]["cosine"] > 0.9999
+    assert certificate["agreement"]["top1"] is None
+    assert not (folder / "labels.txt").exists()
+    assert parameter(features.repository, "lite0_features", "normalised") == "l2"
+    certificate = certificate_of(build(replace(features, precision="int8"), quiet))
+    assert (certificate["precision"], certificate["layers"]) == ("int8", {"int8": 49})
+    assert certificate["calibration"]["images"] == 250
+    assert 0.8 < certificate["agreement"]["cosine"] < 0.99
+
+
+def test_a_head_makes_a_classifier_of_features(order: Order, tmp_path: Path) -> None:
+    """A linear layer that somebody trained becomes a model of its own, with the hash of its file in the certificate."""
+    random = np.random.default_rng(0)
+    head = {"weight": random.normal(0, 3, (3, 1280)), "bias": np.zeros(3), "labels": np.array(["a", "b", "c"])}
+    with (tmp_path / "head.npz").open("wb") as file:
+        np.savez(file, normalised=True, **head)
+    wish = Wish(head=tmp_path / "head.npz")
+    order = replace(order, source="efficientnet_lite0", model="my_photos", wish=wish)
+    folder = build(order, quiet)
+    certificate = certificate_of(folder)
+    assert folder.parent.name == "my_photos_classifier"
+    assert certificate["source"]["head"]["sha256"] == hashlib.sha256((tmp_path / "head.npz").read_bytes()).hexdigest()
+    assert (certificate["task"], certificate["precision"]) == ("classify", "fp32")
+    assert (folder / "labels.txt").read_text() == "a\nb\nc\n"
+    assert parameter(order.repository, "my_photos", "normalised") is None
+    assert build(order, quiet) == folder
+
+
+def test_features_moderate_nothing(features: Order, tmp_path: Path) -> None:
+    """A file that would have no effect is an error."""
+    (tmp_path / "m.json").write_text('{"a": {"category": "hate", "threshold": 0.5}}')
+    with pytest.raises(SourceError, match="Features moderate nothing"):
+        build(replace(features, moderation=tmp_path / "m.json"), quiet)
+
+
+def test_features_have_no_labels(features: Order, tmp_path: Path) -> None:
+    """A list that would have no effect is an error."""
+    (tmp_path / "labels.txt").write_text("a\n")
+    with pytest.raises(SourceError, match="Features have no labels"):
+        build(replace(features, labels=tmp_path / "labels.txt"), quiet)
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "words"),
+    [
+        ("ensemble_model", "embed", "ensemble_model is the default model for classes"),
+        ("embedding_ensemble", "classify", "embedding_ensemble is the default model for features"),
+    ],
+)
+def test_a_default_model_is_for_its_own_task(features: Order, model: str, task: str, words: str) -> None:
+    """Features never take the place of the classifier that callers get without asking, nor the other way round."""
+    with pytest.raises(SourceError, match=words):
+        build(replace(features, model=model, wish=Wish(task=task)), quiet)
+    assert not features.repository.exists()

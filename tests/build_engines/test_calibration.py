@@ -12,8 +12,11 @@ from onnx import numpy_helper
 
 from build_engines.calibration import TABLES, Ranges, measure, quantise, recipe_sha256
 from build_engines.errors import GraphError, ImageSetError
+from build_engines.onnx_graph import with_head, with_unit_length
 from build_engines.sources import INPUT
+from build_engines.sources.efficientnet_lite import build_graph
 from build_engines.sources.packaged import PACKAGED
+from tests.build_engines.conftest import TINY, TINY_NORMALISATION, Weights
 
 
 @pytest.fixture
@@ -62,6 +65,31 @@ def test_a_table_of_another_graph_is_refused(tiny: bytes, ranges: Ranges) -> Non
     missing = Ranges({name: pair for name, pair in ranges.values.items() if name != first}, 8, None, "", "")
     with pytest.raises(GraphError):
         quantise(tiny, missing)
+
+
+def test_features_take_a_classifiers_table(tiny_weights: Weights, ranges: Ranges) -> None:
+    """The graph of the features has the same tensors up to its end, which stays in FP32: what is measured for one holds
+    for the other."""
+    graph = with_unit_length(build_graph(TINY, tiny_weights, TINY_NORMALISATION, "embed").SerializeToString())
+    assert 0 < len(ranges.values) - len(ranges.within(graph).values) <= 3
+    model = onnx.load_from_string(quantise(graph, ranges.within(graph)))
+    kinds = [node.op_type for node in model.graph.node]
+    end = kinds[kinds.index("GlobalAveragePool") :]
+    assert end == ["GlobalAveragePool", "Flatten", "Mul", "ReduceSum", "Sqrt", "Max", "Div"]
+    assert kinds.count("Conv") == 10
+    assert kinds.count("QuantizeLinear") > 10
+
+
+def test_a_head_stays_in_float(tiny_weights: Weights, ranges: Ranges) -> None:
+    """A linear layer that somebody trained on exact features is not rounded; no range of it is needed."""
+    graph = build_graph(TINY, tiny_weights, TINY_NORMALISATION, "embed").SerializeToString()
+    headed = with_head(graph, np.ones((2, TINY.head), np.float32), np.zeros(2, np.float32))
+    model = onnx.load_from_string(quantise(headed, ranges.within(headed)))
+    producers = {output: node for node in model.graph.node for output in node.output}
+    gemm = producers[producers["CLASSIFICATION"].input[0]]
+    assert gemm.op_type == "Gemm"
+    assert gemm.input[1] == "head/weight"
+    assert producers[gemm.input[0]].op_type == "Flatten"
 
 
 def test_weights_have_seven_bits_a_channel(tiny: bytes, ranges: Ranges) -> None:

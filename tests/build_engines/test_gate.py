@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -39,7 +41,84 @@ def test_features_have_no_best_class() -> None:
     agreement = gate.compare(SOURCE, -SOURCE, task="embed", truth=np.zeros(4, np.int64))
     assert (agreement.top1, agreement.accuracy, agreement.labelled) == (None, None, 0)
     assert agreement.cosine == pytest.approx(-1)
-    assert len(gate.faults_of_agreement(agreement, gate.LIMITS["int8"])) == 1
+    deviates, cosine = gate.faults_of_agreement(agreement, gate.LIMITS["int8"])
+    assert "it deviates" in deviates
+    assert "its features of one picture have the cosine -1.0000 to the source's, less than 0.8" in cosine
+
+
+def unit(features: npt.NDArray[Any]) -> Answers:
+    """Each feature divided by its length."""
+    return np.asarray(features / np.linalg.norm(features, axis=1, keepdims=True), np.float32)
+
+
+FEATURES = unit(np.random.default_rng(4).normal(0, 1, (40, 256)) + 1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
+def test_features_of_length_1_are_judged_like_any_others(precision: str) -> None:
+    """Their numbers are small and much alike; still one wrong picture of forty is seen, and so is a little noise in all
+    of them, while what a precision costs is let through."""
+    random = np.random.default_rng(5)
+    costs = {"fp32": 2e-5, "fp16": 5e-4, "bf16": 4e-3, "int8": 0.03}[precision]
+    noise = random.normal(0, costs * np.abs(FEATURES).mean(), FEATURES.shape)
+    cases = [(unit(FEATURES + noise), True), (unit(FEATURES + 100 * noise), False)]
+    one_wrong = FEATURES.copy()
+    one_wrong[7] = unit(random.normal(0, 1, (1, 256)))[0]
+    for engine, passes in [*cases, (one_wrong, False)]:
+        agreement = gate.compare(FEATURES, engine, task="embed", truth=np.full(40, -1))
+        assert (gate.faults_of_agreement(agreement, gate.LIMITS[precision]) == []) is passes
+
+
+def test_a_promise_of_length_1_is_kept() -> None:
+    """To half a percent, which BF16 needs, and only where it was made."""
+
+    def faults(features: Answers, normalised: bool) -> list[str]:
+        return gate.faults_of_answers(features, features[:4], task="embed", images=40, width=256, normalised=normalised)
+
+    assert faults(FEATURES, True) == []
+    assert faults(FEATURES * np.float32(1.004), True) == []
+    assert faults(FEATURES * np.float32(1.01), False) == []
+    longer = FEATURES.copy()
+    longer[3] *= 1.01
+    assert faults(longer, True) == ["its features have lengths from 1.000 to 1.010, not 1"]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_features_may_not_depend_on_the_batch_at_any_scale(scale: float) -> None:
+    """A thousandth of a feature's length is rounding, a hundredth is a neighbour that shows."""
+    features = FEATURES * np.float32(scale)
+    for part, passes in ((5e-4, True), (1e-2, False)):
+        alone = features[:4] + part * np.roll(features, 1, axis=0)[:4]
+        faults = gate.faults_of_answers(features, alone, task="embed", images=40, width=256)
+        assert (faults == []) is passes
+
+
+def test_a_source_that_is_sure_of_every_picture_is_one() -> None:
+    """A moderator's probabilities for harmless photos are tiny, and differ by a multiple: it was trained. Those of a
+    network without weights differ by nothing, or by rounding."""
+    tiny = np.geomspace(1e-6, 8e-4, 30, dtype=np.float32)
+    sure = np.stack([1 - tiny, tiny], axis=1)
+    assert gate.faults_of_source(sure, task="classify") == []
+    even = np.full((30, 1000), 1e-3, np.float32)
+    for answers in (even, even * (1 + 1e-4 * SOURCE[0, 0] * np.arange(30, dtype=np.float32)[:, None] / 30)):
+        (fault,) = gate.faults_of_source(answers, task="classify")
+        assert "alike to every picture" in fault
+    assert gate.faults_of_source(FEATURES, task="embed") == []
+    for answers in (np.ones((30, 8), np.float32), unit(1000 + np.random.default_rng(0).normal(0, 0.1, (30, 8)))):
+        assert len(gate.faults_of_source(answers, task="embed")) == 1
+
+
+def test_rounding_is_no_deviation() -> None:
+    """Where a source hardly tells pictures apart, FP32's own error would be a large part of what does."""
+    tiny = np.geomspace(1e-6, 2e-5, 30, dtype=np.float32)
+    source = np.stack([1 - tiny, tiny], axis=1)
+    engine = source + np.float32(5e-6) * np.array([[-1, 1]], np.float32) * (np.arange(30)[:, None] % 2)
+    agreement = gate.compare(source, engine, task="classify", truth=np.full(30, -1))
+    assert agreement.deviation > 0.1
+    assert gate.faults_of_agreement(agreement, gate.LIMITS["fp32"]) == []
+    doubled = np.stack([1 - 2 * tiny, 2 * tiny], axis=1)
+    other = gate.compare(source, doubled, task="classify", truth=np.full(30, -1))
+    assert len(gate.faults_of_agreement(other, gate.LIMITS["fp32"])) == 1
 
 
 def test_accuracy_lost_is_refused_where_enough_is_labelled() -> None:

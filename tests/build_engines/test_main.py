@@ -36,17 +36,19 @@ def test_options_reach_the_order(orders: list[Order], tmp_path: Path) -> None:
     words = "resnet50 --weights random --classes 7 --size 160 --task classify --target onnxruntime --precision int8"
     words += " --labels l --calibration c --calibration-part 1/2 --images i --part 2/2 --min-agreement 0.5"
     words += " --max-accuracy-loss 0.1 --preprocess p --model flowers --force --stage"
+    words += " --normalise none --pool class+patches --head h --moderation m"
     assert main([*words.split(), "--repository", str(tmp_path), "--work", str(tmp_path)]) == 0
     assert orders == [
         Order(
             source="resnet50",
-            wish=Wish("random", 7, 160, "classify"),
+            wish=Wish("random", 7, 160, "classify", normalise="none", pool="class+patches", head=Path("h")),
             repository=tmp_path,
             model="flowers",
             target="onnxruntime",
             precision="int8",
             preprocess=Path("p"),
             labels=Path("l"),
+            moderation=Path("m"),
             calibration=Path("c"),
             calibration_part="1/2",
             images=Path("i"),
@@ -133,6 +135,39 @@ def test_versions_are_listed_promoted_and_rolled_back(
     assert "no whole version 9: there are 1, 2" in capsys.readouterr().err
     assert main(["--list", "--repository", str(order.repository), "--model", "other"]) == 1
     assert "has no versions of other" in capsys.readouterr().err
+
+
+def test_a_version_is_put_beside_another(
+    tiny_source: TinySource, order: Order, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With shares that can be changed and are listed; shares without a version, or with none, are refused."""
+    where = ["--repository", str(order.repository), "--model", "tiny", "--work", str(order.work)]
+    assert main(["tiny", *where]) == 0
+    assert main(["tiny", *where, "--force", "--stage"]) == 0
+    capsys.readouterr()
+    assert main(["--beside", "2", "--weight", "0.1", "--shadow", "0.5", *where]) == 0
+    assert main(["--beside", "2", "--shadow", "1", *where]) == 0
+    assert main(["--list", *where]) == 0
+    first, second, main_line, beside_line = capsys.readouterr().out.splitlines()
+    assert first == "tiny: version 2 is served beside version 1, weight 0.1, shadow 0.5"
+    assert second == "tiny: version 2 is served beside version 1, weight 0, shadow 1"
+    assert main_line.startswith("   1  served  ")
+    assert beside_line.startswith("   2          ")
+    assert beside_line.endswith("  beside, weight 0, shadow 1")
+    assert main(["--alone", *where]) == 0
+    assert main(["--alone", *where]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "tiny: version 2 is not served beside another any more",
+        "tiny: no version was beside another",
+    ]
+    assert main(["--beside", "1", *where]) == 1
+    assert "Version 1 of tiny is the one that is served" in capsys.readouterr().err
+    for words, said in ((["--weight", "0.1"], "give --beside"), (["--beside", "2", "--weight", "2"], "invalid")):
+        with pytest.raises(SystemExit):
+            main([*words, *where])
+        assert said in capsys.readouterr().err
+    assert main(["tiny", *where[:2], "--model", "tiny.v3"]) == 1
+    assert "ends like a version beside another" in capsys.readouterr().err
 
 
 def test_a_table_is_measured_by_a_command(

@@ -44,6 +44,15 @@ def test_pixels_are_those_of_the_preprocessor() -> None:
         Preprocessing.of(TINY_RECIPE).pixels(file.getvalue()[:40])
 
 
+def test_the_pixels_have_a_hash_of_their_own() -> None:
+    """Mean and std are the engine's concern: recipes that differ in nothing else can share their pixels."""
+    one = Preprocessing.of(TINY_RECIPE)
+    same = Preprocessing.of({**TINY_RECIPE, "mean": [1.0, 2.0, 3.0], "jpeg_quality": None})
+    other = Preprocessing.of({**TINY_RECIPE, "jpeg_quality": 75})
+    assert one.pixels_sha256 == same.pixels_sha256 != other.pixels_sha256
+    assert one.content != same.content
+
+
 def test_constants_of_another_scale_are_refused() -> None:
     """The commonest mistake: mean and std of pixels from 0 to 1."""
     with pytest.raises(SourceError, match="multiply them by 255"):

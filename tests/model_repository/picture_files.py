@@ -33,6 +33,10 @@ class Recipe(Protocol):
     color: str
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    jpeg_quality: int | None
+
+    @property
+    def pixels_sha256(self) -> str: ...
 
 
 class RecipeType(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from typing import Any
@@ -137,6 +138,64 @@ def test_bgr_is_rgb_in_the_other_order() -> None:
     assert (bgr[..., ::-1] == preprocess(blob)).all()
 
 
+def through_jpeg(pixels: Pixels, quality: int) -> Pixels:
+    """What a JPEG of Pillow's leaves of it."""
+    return np.asarray(Image.open(io.BytesIO(encode(Image.fromarray(pixels), "JPEG", quality=quality))))
+
+
+@each_recipe
+@pytest.mark.parametrize("size", [(257, 255), (30, 500), (900, 64), (400, 1100), (1100, 400)])
+def test_a_round_trip_is_that_of_the_reference(changes: dict[str, Any], size: tuple[int, int]) -> None:
+    """With a `jpeg_quality` every pixel is the reference's own, turned pictures included: no difference is left that
+    the JPEG could make larger."""
+    for orientation in (1, 6, 7):
+        blob = encode(scene(*size), "JPEG", quality=95, exif=exif(orientation))
+        expected = through_jpeg(reference(blob, **changes), 75)
+        assert difference(preprocess(blob, **changes, jpeg_quality=75), expected) == 0
+    png = encode(scene(*size).convert("RGBA"), "PNG")
+    white = encode(scene(*size), "PNG")
+    assert difference(preprocess(png, **changes, jpeg_quality=20), through_jpeg(reference(white, **changes), 20)) == 0
+
+
+def test_the_quality_is_that_of_the_recipe() -> None:
+    """A low quality leaves less of a picture than a high one, and Pillow's default is 75; BGR comes after it."""
+    blob = encode(scene(300, 300), "PNG")
+    plain = preprocess(blob)
+    found = {quality: preprocess(blob, jpeg_quality=quality) for quality in (5, 75, 100)}
+    lost = {quality: np.abs(found[quality].astype(int) - plain).mean() for quality in found}
+    assert lost[5] > 1.3 * lost[75]
+    assert lost[75] > lost[100] > 0
+    default = np.asarray(Image.open(io.BytesIO(encode(Image.fromarray(reference(blob)), "JPEG"))))
+    assert (found[75] == default).all()
+    assert (preprocess(blob, jpeg_quality=75, color="BGR") == default[..., ::-1]).all()
+
+
+@pytest.mark.parametrize("size", [(1, 5000), (5000, 1)])
+def test_a_line_goes_through_a_jpeg_too(size: tuple[int, int]) -> None:
+    """The whole of it would be 300 million pixels when it is resized: only the middle is."""
+    line = preprocess(encode(flat("navy", size=size), "PNG"), jpeg_quality=75)
+    assert line.shape == (224, 224, 3)
+    assert np.abs(line.astype(int) - (0, 0, 128)).max() <= 2
+
+
+def test_without_a_quality_nothing_changes() -> None:
+    """An absent key and null are one recipe, and the file's hash is nobody's concern here."""
+    blob = encode(scene(), "PNG")
+    assert recipe(jpeg_quality=None) == recipe()
+    assert (preprocess(blob, jpeg_quality=None) == preprocess(blob)).all()
+
+
+def test_recipes_of_the_same_pixels_have_the_same_hash() -> None:
+    """Mean, std and the way it is written do not count; every other key does."""
+    part = {key: value for key, value in CLASSIFIER.items() if key not in ("mean", "std")}
+    canonical = json.dumps(part, sort_keys=True, separators=(",", ":"))
+    assert recipe().pixels_sha256 == hashlib.sha256(canonical.encode()).hexdigest()
+    assert recipe(mean=[1, 2, 3], std=[4, 5, 6], jpeg_quality=None).pixels_sha256 == recipe().pixels_sha256
+    others: list[dict[str, Any]] = [{}, {"resize": "squash"}, {"resize_to": 300}, {"interpolation": "bilinear"}]
+    others += [{"size": 200}, {"color": "BGR"}, {"jpeg_quality": 75}, {"jpeg_quality": 76}]
+    assert len({recipe(**changes).pixels_sha256 for changes in others}) == 8
+
+
 def test_a_memoryview_is_as_good_as_bytes() -> None:
     """Triton hands over views of its own memory; the bytes behind the view are not looked at."""
     blob = encode(scene(), "JPEG")
@@ -172,7 +231,12 @@ def test_the_classifiers_recipe_is_read() -> None:
         ({"mean": [1, 2, float("nan")]}, "mean must be a list of 3 numbers"),
         ({"std": [1, "2", 3]}, "std must be a list of 3 numbers"),
         ({"std": [1, 0, 1]}, "std must be above 0"),
-        ({"jpeg_quality": 90, "a": 1}, "unknown keys: a, jpeg_quality"),
+        ({"jpeg": 90, "a": 1}, "unknown keys: a, jpeg"),
+        ({"jpeg_quality": 0}, "jpeg_quality must be a whole number from 1 to 100, or null, not 0"),
+        ({"jpeg_quality": 101}, "jpeg_quality must be"),
+        ({"jpeg_quality": 75.0}, "jpeg_quality must be"),
+        ({"jpeg_quality": True}, "jpeg_quality must be"),
+        ({"jpeg_quality": "75"}, "jpeg_quality must be"),
     ],
 )
 def test_a_wrong_recipe_is_refused_with_a_reason(changes: dict[str, Any], words: str) -> None:

@@ -351,8 +351,11 @@ def test_a_recipe_of_another_size_than_promised_stops_the_start(code: Any, tmp_p
     """config.pbtxt and preprocess.json must agree on the size."""
     recipe = json.loads((REPOSITORY / "classifier" / "preprocess.json").read_text())
     content = json.dumps({**recipe, "size": 192}).encode()
-    with pytest.raises(ValueError, match="192"):
-        code.TritonPythonModel().initialize(with_recipe(tmp_path, content, hashlib.sha256(content).hexdigest()))
+    found = with_recipe(tmp_path, content, hashlib.sha256(content).hexdigest())
+    config = json.loads(found["model_config"])
+    del config["parameters"]["pixels_sha256"]  # which would be wrong, too
+    with pytest.raises(ValueError, match=r"promises .* makes 192"):
+        code.TritonPythonModel().initialize({**found, "model_config": json.dumps(config)})
 
 
 def test_a_recipe_that_was_not_certified_stops_the_start(code: Any, tmp_path: Path) -> None:
@@ -364,6 +367,23 @@ def test_a_recipe_that_was_not_certified_stops_the_start(code: Any, tmp_path: Pa
     model = code.TritonPythonModel()
     model.initialize(with_recipe(tmp_path, content, certified))
     model.finalize()
+
+
+def test_other_pixels_than_promised_stop_the_start(code: Any, tmp_path: Path) -> None:
+    """Networks that share a preprocessor were certified with its pixels: mean and std may differ, nothing else."""
+    recipe = json.loads((REPOSITORY / "classifier" / "preprocess.json").read_text())
+    promised = code.imaging.Recipe.from_json(json.dumps(recipe)).pixels_sha256
+    for change, fits in (({"mean": [1, 2, 3]}, True), ({"interpolation": "bilinear"}, False)):
+        found = with_recipe(tmp_path, json.dumps({**recipe, **change}).encode(), None)
+        config = json.loads(found["model_config"])
+        config["parameters"]["pixels_sha256"] = {"string_value": promised}
+        model = code.TritonPythonModel()
+        if fits:
+            model.initialize({**found, "model_config": json.dumps(config)})
+            model.finalize()
+        else:
+            with pytest.raises(ValueError, match=r"preprocess\.json makes other pixels .*python -m build_engines"):
+                model.initialize({**found, "model_config": json.dumps(config)})
 
 
 def test_without_a_hash_any_recipe_is_taken(code: Any, tmp_path: Path) -> None:

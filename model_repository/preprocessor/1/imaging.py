@@ -3,8 +3,11 @@
 The only interpreter of `preprocess.json`: Triton, calibration and parity checks all load this file, by path.
 The pixels are those of the reference pipeline (Pillow: upright, RGB, resize antialiased, crop) to within
 2 of 255; only the part of the picture that the crop keeps is resized, and it is turned when it is small.
+A recipe with `jpeg_quality` gets that pipeline itself, pixel for pixel: a JPEG makes 22 of 255 out of those 2.
 """
 
+import hashlib
+import io
 import json
 import math
 import sys
@@ -16,7 +19,7 @@ import numpy.typing as npt
 import PIL
 from cykooz_resizer import CropBox, FilterType, ResizeAlg, ResizeOptions
 from cykooz_resizer.rust_lib import PilImageWrapper, RustResizer
-from PIL import Image
+from PIL import Image, JpegImagePlugin
 
 sys.path.insert(0, str(Path(__file__).parent))  # wherever this file was loaded from, the folder is beside it
 try:
@@ -30,12 +33,17 @@ Pixels = npt.NDArray[np.uint8]
 
 Transpose = Image.Transpose
 
+_OPTIONAL = frozenset({"jpeg_quality"})
+_NORMALISATION = frozenset({"mean", "std"})
+
 _MAX_SIDE = 4096  # of a model's input; keeps a typing error in a recipe from eating all memory
 # (Pillow's name, the resizer's filter, its reach in output pixels). Catmull-Rom is bicubic with a = -0.5.
 _FILTERS = {
     "bicubic": (FilterType.catmull_rom, 2),
     "bilinear": (FilterType.bilinear, 1),
 }
+_PILLOWS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+_WHOLE = 1 << 22  # pixels: 64 times as long as wide, at 256; of longer pictures only the crop's part is resized
 # EXIF orientation → what makes the picture upright, and what that does to the axes: swaps them, then mirrors
 # left and right, then top and bottom.
 _TURNS = {
@@ -69,6 +77,16 @@ class Recipe:
     color: str
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    jpeg_quality: int | None = None
+
+    @property
+    def pixels_sha256(self) -> str:
+        """Of all that the pixels depend on, in hexadecimal: recipes that differ in mean and std only have the same.
+
+        Keys at their default count as absent.
+        """
+        part = {key: value for key, value in vars(self).items() if key not in _NORMALISATION and value is not None}
+        return hashlib.sha256(json.dumps(part, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Recipe":
@@ -79,7 +97,7 @@ class Recipe:
         known = {field.name for field in fields(cls)}
         if unknown := found.keys() - known:
             raise ValueError(f"preprocess.json has unknown keys: {', '.join(sorted(unknown))}")
-        if missing := known - found.keys():
+        if missing := known - _OPTIONAL - found.keys():
             raise ValueError(f"preprocess.json lacks keys: {', '.join(sorted(missing))}")
         recipe = cls(
             resize=_choice(found, "resize", "shorter", "squash"),
@@ -90,6 +108,7 @@ class Recipe:
             color=_choice(found, "color", "RGB", "BGR"),
             mean=_triple(found, "mean"),
             std=_triple(found, "std"),
+            jpeg_quality=_quality(found, "jpeg_quality"),
         )
         if min(recipe.std) <= 0:
             raise ValueError("preprocess.json: std must be above 0")
@@ -111,6 +130,15 @@ def _side(found: dict[str, object], key: str) -> int:
     value = found[key]
     if type(value) is not int or not 1 <= value <= _MAX_SIDE:
         raise ValueError(f"preprocess.json: {key} must be a whole number from 1 to {_MAX_SIDE}, not {value!r}")
+    return value
+
+
+def _quality(found: dict[str, object], key: str) -> int | None:
+    value = found.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not 1 <= value <= 100:
+        raise ValueError(f"preprocess.json: {key} must be a whole number from 1 to 100, or null, not {value!r}")
     return value
 
 
@@ -143,7 +171,10 @@ def preprocess(data: bytes | memoryview, recipe: Recipe, *, max_pixels: int) -> 
     """
     image, orientation = read(data, max_pixels)
     with only_image_errors():
-        image = _turned(_resized_crop(image, orientation, recipe), orientation)
+        if recipe.jpeg_quality is None:
+            image = _turned(_resized_crop(image, orientation, recipe), orientation)
+        else:
+            image = _through_jpeg(_pillows_crop(_turned(image, orientation), recipe), recipe.jpeg_quality)
         if recipe.color == "BGR":
             image = Image.merge("RGB", image.split()[::-1])
         return np.asarray(image)
@@ -174,6 +205,30 @@ def _resized_crop(image: Image.Image, orientation: int, recipe: Recipe) -> Image
     if swap:
         x, y, columns_first = y, x, not columns_first
     return _resample(image, x, y, recipe.size, filter_type, columns_first)
+
+
+def _pillows_crop(image: Image.Image, recipe: Recipe) -> Image.Image:
+    """An upright picture as Pillow resizes the whole of it, cropped: mode "RGB"."""
+    full_width, full_height = _target(*image.size, recipe)
+    left = round((full_width - recipe.size) / 2)
+    top = round((full_height - recipe.size) / 2)
+    right, bottom = left + recipe.size, top + recipe.size
+    method = _PILLOWS[recipe.interpolation]
+    if full_width * full_height <= max(_WHOLE, recipe.resize_to**2):
+        crop = image.resize((full_width, full_height), method).crop((left, top, right, bottom))
+    else:
+        x, y = image.width / full_width, image.height / full_height
+        box = (left * x, top * y, min(right * x, image.width), min(bottom * y, image.height))
+        crop = image.resize((recipe.size, recipe.size), method, box)
+    return crop if crop.mode == "RGB" else Image.merge("RGB", crop.split()[:3])
+
+
+def _through_jpeg(image: Image.Image, quality: int) -> Image.Image:
+    """What is left of a picture after a JPEG with Pillow's defaults: 4:2:0, baseline."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    file.seek(0)
+    return JpegImagePlugin.JpegImageFile(file)
 
 
 def _target(width: int, height: int, recipe: Recipe) -> tuple[int, int]:

@@ -59,6 +59,12 @@ class TritonPythonModel:
         recipe_file = Path(args["model_repository"]).parent / parameters["preprocess"]
         recipe = _certified(recipe_file, parameters.get("preprocess_sha256"))
         self._recipe = imaging.Recipe.from_json(recipe)
+        promised = parameters.get("pixels_sha256")
+        if promised not in (None, self._recipe.pixels_sha256):
+            raise ValueError(
+                f"{recipe_file} makes other pixels than config.pbtxt promises to those who share them (their SHA-256 "
+                f"is {self._recipe.pixels_sha256}, not {promised}): build again (python -m build_engines)"
+            )
         size = self._recipe.size
         (pixels,) = (output for output in config["output"] if output["name"] == "PREPROCESSED_IMAGE")
         if [int(side) for side in pixels["dims"]] != [size, size, 3]:

