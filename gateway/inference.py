@@ -103,7 +103,8 @@ class Inference:
         async with AsyncExitStack() as held:
             with Stage("wait") as wait:
                 wait.note({"tidegate.images": len(items)})
-                claim = Claim(kind.weight(len(items)), model.served_as, kind.weight(model.max_batch), caller)
+                weight = kind.weight(len(items), sum(len(item) for _, item in items))
+                claim = Claim(weight, model.served_as, kind.weight(model.max_batch), caller)
                 await held.enter_async_context(self._admission.permit(claim))
             with Stage("pad") as pad:
                 batches = kind.batches(items, model.max_batch)
@@ -156,7 +157,7 @@ class Inference:
         else:
             self._discovery.proved(model, answer.endpoint)
         if self._shadow is not None:
-            self._shadow.repeat(batch, question.outputs, rows, kind.weight(count))
+            self._shadow.repeat(batch, question.outputs, rows, kind.weight(count, batch.payload_bytes))
         return rows
 
     async def _infer(self, batch: Batch, question: Question, wanted: Sequence[str], deadline: Deadline) -> Answer:

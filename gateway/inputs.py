@@ -18,6 +18,8 @@ from gateway.triton.tensors import IMAGE_STATUS, KNOWN_WORDS
 
 TEXTS_AN_IMAGE = 16
 """So many texts count as one image where work is admitted: a text takes 0.2 ms of a core, a photo more than 5."""
+USUAL_TEXT_BYTES = 1024
+"""A text that is longer counts as several."""
 
 # The preprocessor's verdicts (IMAGE_STATUS), documented beside it in model_repository/README.md.
 _STATUS: dict[int, ItemProblem] = {
@@ -49,8 +51,8 @@ class Inputs(Protocol):
 
     def batches(self, items: Sequence[tuple[int, bytes]], max_batch: int) -> Sequence[Batch]: ...
 
-    def weight(self, items: int) -> int:
-        """For admission, in images."""
+    def weight(self, items: int, size: int = 0) -> int:
+        """For admission, in images: of so many items that have `size` bytes together."""
         ...
 
     def verdicts(self, status: NDArray[Any], model: Model) -> list[ItemProblem | None]:
@@ -73,7 +75,7 @@ class Images:
     def batches(self, items: Sequence[tuple[int, bytes]], max_batch: int) -> Sequence[Batch]:
         return make_image_batches(items, max_batch)
 
-    def weight(self, items: int) -> int:
+    def weight(self, items: int, size: int = 0) -> int:
         return items
 
     def verdicts(self, status: NDArray[Any], model: Model) -> list[ItemProblem | None]:
@@ -103,8 +105,8 @@ class Texts:
     def batches(self, items: Sequence[tuple[int, bytes]], max_batch: int) -> Sequence[Batch]:
         return make_text_batches(items, max_batch)
 
-    def weight(self, items: int) -> int:
-        return -(-items // TEXTS_AN_IMAGE)
+    def weight(self, items: int, size: int = 0) -> int:
+        return -(-max(items, size // USUAL_TEXT_BYTES) // TEXTS_AN_IMAGE)
 
     def verdicts(self, status: NDArray[Any], model: Model) -> list[ItemProblem | None]:
         known = status.ravel().tolist()

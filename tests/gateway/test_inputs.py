@@ -59,6 +59,7 @@ def test_a_text_without_a_known_word_has_a_label_and_no_direction() -> None:
 
 
 def test_texts_weigh_less_than_images() -> None:
-    """So many of them count as one, and one counts."""
+    """So many of them count as one, and one counts; one that is as long as several counts as those."""
+    assert TEXTS.weight(1, 32 * 1024) == 2
     assert [TEXTS.weight(n) for n in (0, 1, TEXTS_AN_IMAGE, TEXTS_AN_IMAGE + 1)] == [0, 1, 1, 2]
     assert IMAGES.weight(7) == 7

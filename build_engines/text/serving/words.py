@@ -1,0 +1,95 @@
+"""Text → words. Training and Triton load this very file, so that both find the same words in a text.
+
+A word is a run of letters, digits and the marks that belong to them, in Unicode's compatible composed form (NFKC) and
+without upper case. Where a script puts no spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) every
+character is one. All else (spaces, punctuation, emoji, control characters, bytes that are not UTF-8) divides words.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+MAX_CHARS = 32 * 1024
+"""Of a normalised text; what comes behind is not read. What the gateway takes (32 KiB) is read to its end,
+but for texts whose characters come apart into many."""
+
+MAX_WORD_CHARS = 64
+"""A longer word counts as the one that it begins with."""
+
+# As much as is needed for `MAX_CHARS`: less where characters come apart into many, more where they are put together.
+_RAW_CHARS = (MAX_CHARS // 8, MAX_CHARS + 200, 4 * MAX_CHARS)
+_UNSETTLED = 64  # at the end of a part of a text: characters that what follows may change
+_MAX_MARKS = 30  # on one letter, as in Unicode's stream-safe text format; ordering n marks takes n² steps
+
+# Blocks of scripts without spaces between words; punctuation inside is no letter and so divides.
+_SPACELESS = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x3040, 0x30FF),  # Hiragana, Katakana
+    (0x31F0, 0x31FF),
+    (0x3400, 0x4DBF),  # Chinese characters, and their extensions
+    (0x4E00, 0x9FFF),
+    (0xAA60, 0xAA7F),  # more Burmese
+    (0xF900, 0xFAFF),
+    (0x1B000, 0x1B16F),
+    (0x20000, 0x323AF),
+)
+
+
+def find_words(text: bytes | str) -> list[str]:
+    """The words of a text, in order, none empty, none with a space in it.
+
+    Bytes are read as UTF-8; what is not UTF-8 divides words. Never fails.
+    """
+    if isinstance(text, bytes):
+        # Four bytes make at least one character, so the cut is never seen.
+        text = text[: 4 * _RAW_CHARS[-1]].decode("utf-8", "replace")
+    found = _ASCII_WORD.findall(text[:MAX_CHARS].lower()) if text.isascii() else _WORD.findall(_normalised(text))
+    return [word[:MAX_WORD_CHARS] for word in found]
+
+
+def _normalised(text: str) -> str:
+    """NFKC without upper case. Composed a second time, because some letters come apart when they lose their case."""
+    for length in _RAW_CHARS:
+        composed = unicodedata.normalize("NFKC", _PILE.sub(r"\1", text[:length]))
+        if len(text) <= length or len(composed) > MAX_CHARS + _UNSETTLED:
+            break
+    return unicodedata.normalize("NFKC", composed[:MAX_CHARS].casefold())[:MAX_CHARS]
+
+
+def _is_spaceless(code: int) -> bool:
+    return any(first <= code <= last for first, last in _SPACELESS)
+
+
+def _ranges(codes: list[int]) -> str:
+    """The inside of a character class with these code points, which ascend."""
+    ranges: list[list[int]] = []
+    for code in codes:
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+
+
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """A word, and too many marks on one letter."""
+    letters, marks, spaceless = [], [], []
+    for code in range(0x80, 0x32400):  # behind it there are no letters yet, and marks that change no meaning
+        category = unicodedata.category(chr(code))[0]
+        if category == "M":
+            marks.append(code)
+        if category in "LN" and _is_spaceless(code):
+            spaceless.append(code)
+        elif category in "LMN":
+            letters.append(code)
+    # The lookaheads change nothing, and spare ASCII the search through hundreds of ranges.
+    mark, letter, single = (f"(?![\\x00-\\x7f])[{_ranges(codes)}]" for codes in (marks, letters, spaceless))
+    word = f"{single}(?:{mark})*|(?:[0-9a-z]+|(?:{letter})+)+"
+    return re.compile(word), re.compile(f"((?:{mark}){{{_MAX_MARKS}}})(?:{mark})+")
+
+
+_ASCII_WORD = re.compile("[0-9a-z]+")
+_WORD, _PILE = _patterns()
