@@ -29,7 +29,8 @@ _STATUS: dict[int, ItemProblem] = {
     4: ItemProblem("image_too_large", "The picture has more pixels than are allowed."),
 }
 _EMPTY = ItemProblem("empty_text", "The text is empty, or only spaces.")
-_UNKNOWN = ItemProblem("unknown_text", "The model knows none of the text's words, so there is nothing to embed.")
+UNKNOWN_TEXT = ItemProblem("unknown_text", "The model knows none of the text's words, so it can say nothing of it.")
+_NOT_READ = ItemProblem("text_too_large", "The text is longer than the model reads.")
 
 
 class Inputs(Protocol):
@@ -109,8 +110,14 @@ class Texts:
         return -(-max(items, size // USUAL_TEXT_BYTES) // TEXTS_AN_IMAGE)
 
     def verdicts(self, status: NDArray[Any], model: Model) -> list[ItemProblem | None]:
-        known = status.ravel().tolist()
-        return [_UNKNOWN if model.task is TEXT_EMBED and share == 0 else None for share in known]
+        """A share below zero says that the model has not read the text to its end."""
+
+        def verdict(share: float) -> ItemProblem | None:
+            if share < 0:
+                return _NOT_READ
+            return UNKNOWN_TEXT if model.task is TEXT_EMBED and share == 0 else None
+
+        return [verdict(share) for share in status.ravel().tolist()]
 
 
 def kinds(limits: ImageLimits, max_text_bytes: int) -> Mapping[str, Inputs]:

@@ -188,6 +188,8 @@ class Settings(BaseSettings):
     """Most texts in one request."""
     max_text_bytes: int = Field(default=32 * 1024, ge=1)
     """Largest single text, in bytes of UTF-8."""
+    max_texts_bytes: int = Field(default=MIB, ge=1)
+    """Most bytes of UTF-8 that the texts of one request may have together."""
     max_pixels: int = Field(default=64_000_000, ge=1)
     """Largest picture, in pixels, read from its header before anything is decoded."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=600)

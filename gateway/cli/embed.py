@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tidegate.address import check_key, check_url
-from tidegate.errors import BulkError, Interrupted, SpoolError
+from tidegate.errors import BulkError, DifferentModel, Interrupted, NoRoom, SpoolError
 
 if TYPE_CHECKING:
     from tidegate.extraction import Job, Summary
@@ -126,7 +126,8 @@ def _extract(job: Job, display: Display) -> int:
         print(f"tidegate: interrupted. {_HOW_TO_GO_ON}", file=sys.stderr)
         return 128 + number
     except BulkError as error:
-        go_on = not isinstance(error, SpoolError) and spool_folder(job.out).exists()
+        known = isinstance(error, NoRoom) or not isinstance(error, SpoolError | DifferentModel)
+        go_on = known and spool_folder(job.out).exists()
         return _refused(f"{error} {_HOW_TO_GO_ON}" if go_on else str(error))
     print(_told(job, summary))
     return 1 if summary.failed else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from gateway.errors import BadUpstreamResponse
 from gateway.predictions import usable_rows
 from gateway.triton import ModelConfig, Tensor, Triton
-from gateway.triton.certificates import not_ready
+from gateway.triton.certificates import not_ready, text_at
 from gateway.triton.model import CATEGORIES, TASKS, Judgement, Model, Traffic
 from gateway.triton.tensors import (
     CLASSIFICATION,
@@ -57,7 +58,9 @@ async def describe(
         answer = await triton.infer(
             config.name, probe_inputs(model), [CLASSIFICATION], timeout=timeout, top_classes=classes
         )
-        labels, version = _labels(answer.outputs[CLASSIFICATION].ravel().tolist(), classes), answer.model_version
+        lines, version = _labels(answer.outputs[CLASSIFICATION].ravel().tolist(), classes), answer.model_version
+        _check_certified(lines, certificates)
+        labels = tuple(line.strip() for line in lines)
         model = replace(model, labels=labels, moderation=_moderation(config.parameters, labels))
     answered = await probe(triton, model, timeout)
     if version not in (None, answered):
@@ -95,18 +98,27 @@ def probe_inputs(model: Model) -> Sequence[Tensor]:
 
 
 def _labels(strings: Sequence[bytes], classes: int) -> tuple[str, ...]:
-    """`value:index:label` for every class, in any order → labels in the order of the classes."""
+    """`value:index:label` for every class, in any order → the lines of labels.txt, in the order of the classes."""
     labels: dict[int, str] = {}
     for text in strings:
         _, index, label = [*text.decode("utf-8", "replace").split(":", 2), "", ""][:3]
         if label.strip():
-            labels[int(index)] = label.strip()
+            labels[int(index)] = label
     if len(labels) != classes:
         raise BadUpstreamResponse(
             "The model has no complete list of labels.",
             private=f"labels for {len(labels)} of {classes} classes",
         )
     return tuple(labels[k] for k in range(classes))
+
+
+def _check_certified(lines: Sequence[str], certificates: Sequence[Mapping[str, Any]]) -> None:
+    """`ModelNotReady` where a certificate was given for other labels: a list that was edited names classes wrongly."""
+    found = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+    for certificate in certificates:
+        certified = text_at(certificate, "labels", "sha256")
+        if certified not in (None, found):
+            raise not_ready(f"it was certified with the labels {certified}, and those that are served are {found}")
 
 
 def _moderation(parameters: Mapping[str, str], labels: Sequence[str]) -> dict[str, Judgement]:

@@ -97,10 +97,22 @@ class Discovery:
 
     def candidates(self, model: Model) -> list[Model]:
         """Other versions of a model, which are served beside it."""
+        return [each for each in self._candidates(model.name) if each.task is model.task]
+
+    def shares(self, name: str) -> list[tuple[Model, float]]:
+        """Every version of a model, the main one first if it can be used, with its share of requests that name none."""
+        beside = self._candidates(name)
+        main = next((each.models[name] for each in self._best_first() if name in each.models), None)
+        if main is None:
+            return [(each, 0.0) for each in beside]
+        weights = [each.traffic.weight if each.traffic and each.may_stand_in_for(main) else 0.0 for each in beside]
+        return [(main, max(0.0, 1 - sum(weights))), *zip(beside, weights, strict=True)]
+
+    def _candidates(self, name: str) -> list[Model]:
         found: dict[str, Model] = {}
         for catalogue in self._catalogues.values():
             for each in catalogue.candidates:
-                if each.traffic is not None and each.traffic.of == model.name and each.task is model.task:
+                if each.name == name:
                     found.setdefault(each.served_as, each)
         return list(found.values())
 
@@ -115,18 +127,26 @@ class Discovery:
 
         Raises `ModelNotFound`, `ModelNotReady` or `UpstreamUnavailable`.
         """
-        main = await self.main(name or self._default)
-        versions = [main, *self.candidates(main)]
-        if version is not None:
-            for each in versions:
-                if each.version == version:
-                    return each
-            raise ModelNotFound("The model is not served in this version; GET /v1/models/{name} lists those that are.")
-        lot = random.random()  # noqa: S311  # of traffic, not of secrets
-        for each in versions[1:]:
-            if not each.outputs.issuperset(outputs):
-                continue
+        name = name or self._default
+        if version is None:
+            return self._drawn(await self.main(name), outputs)
+        for each in self._candidates(name):
+            if each.version == version:
+                return each
+        main = await self.main(name)  # which may have to be learnt first, with all that is beside it
+        for each in (main, *self._candidates(name)):
+            if each.version == version:
+                return each
+        raise ModelNotFound("The model is not served in this version; GET /v1/models/{name} lists those that are.")
+
+    def _drawn(self, main: Model, outputs: Collection[str]) -> Model:
+        """The main version, or a candidate that may stand in for it, by their weights."""
+        candidates = self.candidates(main)
+        lot = random.random() if candidates else 1.0  # noqa: S311  # of traffic, not of secrets
+        for each in candidates:
             assert each.traffic is not None
+            if not each.may_stand_in_for(main) or not each.outputs.issuperset(outputs):
+                continue
             if (lot := lot - each.traffic.weight) < 0:
                 return each
         return main
@@ -197,6 +217,7 @@ class Catalogue:
         self._on_learnt = on_learnt
         self.models: dict[str, Model] = {}
         self.candidates: tuple[Model, ...] = ()
+        self._unfit: set[str] = set()
         self.broken: dict[str, TidegateError] = {}
         self.states: dict[str, ModelState] = {}
         self.counts = dict.fromkeys(STATES, 0)
@@ -278,6 +299,13 @@ class Catalogue:
                 log.warning("A model cannot be used", extra={"model": name, "reason": reason})
         self.models, self.broken, self.states = models, broken, states
         self.candidates = tuple(model for _, model in sorted(models.items()) if model.traffic is not None)
+        for each in self.candidates:
+            main = models.get(each.name)
+            unfit = each.traffic is not None and each.traffic.weight > 0 and main and not each.may_stand_in_for(main)
+            if unfit and each.served_as not in self._unfit:
+                reason = "it has other lengths, fewer classes or other categories than the main version"
+                log.warning("A candidate gets none of its weight", extra={"model": each.served_as, "reason": reason})
+            (self._unfit.add if unfit else self._unfit.discard)(each.served_as)
         self._learnt_at = time.monotonic()
 
     async def _look(self) -> tuple[dict[str, Model], dict[str, TidegateError], dict[str, ModelState]]:

@@ -14,6 +14,8 @@ from gateway.errors import DeadlineExceeded, TidegateError
 from gateway.triton import Answer, ModelConfig, ModelState, Step, Tensor
 from gateway.triton.tensors import CLASSIFICATION, EMBEDDING, IMAGE_STATUS, KNOWN_WORDS, RAW_IMAGE, TEXT
 
+_KNOWN = {b"unknown": 0, b"unread": -1}
+
 
 class FakeTriton:
     """Answers `ensemble_model` with probabilities that depend on nothing but each image's own bytes.
@@ -23,7 +25,8 @@ class FakeTriton:
     `version` is that of every model, and of its labels; `versions` are those of single models. `asked` lists the input
     shapes of the inferences so far, `asked_models` their models.
     `parameters` are those of each model's configuration: the ensemble's, and those of its two steps, where a test
-    may put a certificate; `serve` adds models for other tasks. The text "unknown" has no word that they know.
+    may put a certificate; `serve` adds models for other tasks. The text "unknown" has no word that they
+    know, and "unread" is longer than they read.
     """
 
     def __init__(self, classes: int = 10, max_batch: int = 8, dim: int = 6) -> None:
@@ -84,7 +87,7 @@ class FakeTriton:
             CLASSIFICATION: probabilities,
             EMBEDDING: probabilities[:, : self.dim],
             IMAGE_STATUS: np.zeros((len(items), 1), dtype=np.int32),
-            KNOWN_WORDS: np.array([[float(item != b"unknown")] for item in items], dtype=np.float32),
+            KNOWN_WORDS: np.array([[_KNOWN.get(item, 1)] for item in items], dtype=np.float32),
         }
         return Answer(version, {name: answers[name] for name in outputs}, self.endpoint)
 

@@ -100,6 +100,12 @@ class Model:
     traffic: Traffic | None = None
     served_as: str = ""
 
+    def may_stand_in_for(self, main: Model) -> bool:
+        """Whether who asked `main` can use this one's answers: as many numbers, the same categories judged."""
+        categories = [{judgement.category for judgement in each.moderation.values()} for each in (self, main)]
+        classes = not self.labels or len(self.labels) >= len(main.labels)
+        return self.task is main.task and self.dim == main.dim and classes and categories[0] == categories[1]
+
     @property
     def certificate(self) -> Mapping[str, Any] | None:
         """Of the engine that gives the task's output."""

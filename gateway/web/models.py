@@ -50,7 +50,8 @@ async def get_model(request: Request, name: str, gate: GateDep, version: str | N
     """
     caller = await known_caller(request, gate)
     readiness = await gate.discovery.check()
-    model = await gate.discovery.get(caller.asked_model(name, gate.settings.default_model), version)
+    asked = caller.asked_model(name, gate.settings.default_model)
+    model = await (gate.discovery.get(asked, version) if version else gate.discovery.main(asked))
     certificate = None if model.certificate is None else dict(model.certificate)
     return schemas.ModelDetail(
         **dict(_out(model, gate, readiness.ready)), certificate=certificate, labels=list(model.labels)
@@ -58,16 +59,15 @@ async def get_model(request: Request, name: str, gate: GateDep, version: str | N
 
 
 def _out(model: Model, gate: Gate, ready: bool) -> schemas.ModelOut:
-    candidates = gate.discovery.candidates(model)
-    beside = [(each.version, each.traffic) for each in candidates if each.traffic is not None]
-    main = max(0.0, 1 - sum(traffic.weight for _, traffic in beside))
     return schemas.ModelOut(
         id=model.name,
         task=model.task.name,
         version=model.version,
         versions=[
-            schemas.ServedVersion(version=model.version, weight=main, shadow=0),
-            *(schemas.ServedVersion(version=v, weight=traffic.weight, shadow=traffic.shadow) for v, traffic in beside),
+            schemas.ServedVersion(
+                version=each.version, weight=weight, shadow=each.traffic.shadow if each.traffic else 0
+            )
+            for each, weight in gate.discovery.shares(model.name)
         ],
         classes=len(model.labels),
         dim=model.dim,

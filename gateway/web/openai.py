@@ -5,6 +5,7 @@ There an item has no error of its own, so the first one that cannot be used fail
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +15,24 @@ from pydantic_core import to_json
 
 from gateway.access import Caller
 from gateway.cache import Row
-from gateway.errors import InvalidParameter, MissingText, TooManyImages, TooManyTexts
+from gateway.errors import InvalidParameter, MissingText, TooManyImages
 from gateway.fetch import Address, Content
 from gateway.inference import Question
-from gateway.inputs import TEXTS_AN_IMAGE
+from gateway.inputs import TEXTS_AN_IMAGE, UNKNOWN_TEXT
 from gateway.observe.logging import request_id
 from gateway.observe.stages import Stage
+from gateway.predictions import known_share
 from gateway.triton.model import CATEGORIES, EMBED, TEXT_EMBED, Model
 from gateway.triton.tensors import CLASSIFICATION, EMBEDDING
 from gateway.web import answers, openapi, parameters, schemas
 from gateway.web.access import counted_caller
 from gateway.web.body import decode_base64, read_json
 from gateway.web.gate import Gate, GateDep
+from gateway.web.text import check_texts
 
 router = APIRouter(tags=["openai"])
 
-_DATA = "data:"
+_DATA_URI = re.compile(r"data:[^,\s]{0,256};base64,", re.IGNORECASE)  # "data: shares rose" is a text
 Grow = Callable[[int], None]
 
 
@@ -58,12 +61,13 @@ async def embeddings(request: Request, gate: GateDep) -> Response:
         items = _strings(wanted.input)
         of = items[0].of
         default = gate.settings.default_embedder if of == "images" else gate.settings.default_text_embedder
-        model = await gate.discovery.get(caller.asked_model(wanted.model, default), wanted.version or None)
+        name = caller.asked_model(wanted.model, default)
+        model = await gate.discovery.get(name, wanted.version or None, (EMBEDDING,))
         if model.task not in (EMBED, TEXT_EMBED):
             raise InvalidParameter(f"The model {model.name} does not embed: ask it at POST {model.task.route}.")
         if wanted.dimensions not in (None, model.dim):
             raise InvalidParameter(f"dimensions must be {model.dim}, or left out: the model has no other.")
-        rows = await _ask(request, gate, caller, grow, items, model, EMBEDDING, wanted.version or None)
+        rows, version = await _ask(request, gate, caller, grow, items, model, EMBEDDING, wanted.version or None)
         with Stage("encode"):
             encoding = wanted.encoding_format or "float"
             data = []
@@ -71,7 +75,7 @@ async def embeddings(request: Request, gate: GateDep) -> Response:
                 embedding = answers.embedding(row.values[EMBEDDING], normalize=False, encoding=encoding)
                 data.append({"object": "embedding", "index": index, "embedding": embedding})
             usage = {"prompt_tokens": 0, "total_tokens": 0}  # there are no tokens here
-            body = {"object": "list", "data": data, "model": model.name, "usage": usage}
+            body = {"object": "list", "data": data, "model": model.name, "version": version, "usage": usage}
             return Response(to_json(body), media_type="application/json")
 
 
@@ -95,15 +99,12 @@ async def moderations(request: Request, gate: GateDep) -> Response:
         model = await gate.discovery.get(name, wanted.version or None)
         if not model.moderation:
             raise InvalidParameter(f"The model {model.name} does not moderate; GET /v1/models says which do.")
-        rows = await _ask(request, gate, caller, grow, items, model, CLASSIFICATION, wanted.version or None)
+        rows, version = await _ask(request, gate, caller, grow, items, model, CLASSIFICATION, wanted.version or None)
         with Stage("encode"):
-            scored = [_scores(row) for row in rows]
-            if together:
-                scored = [{category: max(each[category] for each in scored) for category in scored[0]}]
             kind = "image" if model.task.of == "images" else "text"
-            thresholds = {judgement.category: judgement.threshold for judgement in model.moderation.values()}
-            results = [_judged(scores, thresholds, kind) for scores in scored]
-            body = {"id": f"modr-{request_id.get()}", "model": model.name, "results": results}
+            judged = [_judge(row) for row in rows]
+            results = [_result(judged, kind)] if together else [_result([each], kind) for each in judged]
+            body = {"id": f"modr-{request_id.get()}", "model": model.name, "version": version, "results": results}
             return Response(to_json(body), media_type="application/json")
 
 
@@ -122,25 +123,31 @@ async def _ask(
     model: Model,
     output: str,
     version: str | None,
-) -> list[Row]:
-    """A row for each item; the first one that cannot be used is an `InvalidParameter` that says where it stands."""
+) -> tuple[list[Row], str]:
+    """A row for each item, and the version that gave them.
+
+    The first one that cannot be used is an `InvalidParameter` that says where it stands; so is a text without a known
+    word, whatever is asked: nothing was found in it, and nothing could be.
+    """
     settings, images = gate.settings, model.task.of == "images"
     for item in items:
         if item.of != model.task.of:
-            raise InvalidParameter(f"The model {model.name} takes {model.task.of}, and {item.place} is not one.")
+            kind = "an image" if item.of == "images" else "a text"
+            raise InvalidParameter(f"The model {model.name} takes {model.task.of}, and {item.place} is {kind}.")
     if images and len(items) > settings.max_images:
         raise TooManyImages(f"One request may hold {settings.max_images} images.")
-    if len(items) > settings.max_texts:
-        raise TooManyTexts(f"One request may hold {settings.max_texts} texts.")
+    if not images:
+        check_texts([item.content for item in items if isinstance(item.content, bytes)], settings)
     await gate.rates.add(caller.identity, len(items) if images else -(-len(items) // TEXTS_AN_IMAGE))
     deadline = parameters.deadline(request, settings)
     contents = await gate.fetch([item.content for item in items], deadline, grow)
     question = Question(model, (output,), version)
     answered = await gate.inference.answer(contents, question, deadline, caller.identity)
     for item, row in zip(items, answered.rows, strict=True):
-        if row.problem is not None:
-            raise InvalidParameter(f"{item.place} cannot be used ({row.problem.code}): {row.problem.message}")
-    return answered.rows
+        problem = row.problem or (UNKNOWN_TEXT if known_share(row.values) == 0 else None)
+        if problem is not None:
+            raise InvalidParameter(f"{item.place} cannot be used ({problem.code}): {problem.message}")
+    return answered.rows, answered.version
 
 
 def _strings(value: object) -> list[Item]:
@@ -166,7 +173,7 @@ def _parts(value: object) -> tuple[list[Item], bool]:
 def _string(place: str, value: object, *, images: bool) -> Item:
     if not isinstance(value, str):
         raise InvalidParameter(f"{place} must be a string; token numbers are not taken.")
-    if images and value[: len(_DATA)].lower() == _DATA:
+    if images and _DATA_URI.match(value):
         return Item(place, "images", decode_base64(value))
     return Item(place, "texts", value.encode("utf-8", "replace"))
 
@@ -178,28 +185,45 @@ def _part(place: str, value: object) -> Item:
         case {"type": "text", "text": str(text), **others} if not others:
             return Item(place, "texts", text.encode("utf-8", "replace"))
         case {"type": "image_url", "image_url": {"url": str(url), **inner}, **others} if not others and not inner:
-            data = url[: len(_DATA)].lower() == _DATA
+            data = url[:5].lower() == "data:"
             return Item(place, "images", decode_base64(url) if data else Address(url))
     raise InvalidParameter(
         f'{place} must be {{"type": "text", "text": "…"}} or {{"type": "image_url", "image_url": {{"url": "data:…"}}}}.'
     )
 
 
-def _scores(row: Row) -> dict[str, float]:
-    """The probability of each category that the model judges; of several labels of one category, together."""
+@dataclass(frozen=True)
+class Judged:
+    """What was found in one item: the score of each category that its model judges, and which of them are flagged."""
+
+    scores: Mapping[str, float]
+    flagged: frozenset[str]
+
+
+def _judge(row: Row) -> Judged:
+    """By the labels, thresholds and categories of the very version that answered.
+
+    A category's score is the probability of all its labels together; it is flagged as soon as one of them reaches its
+    own threshold.
+    """
     scores: dict[str, float] = {}
+    flagged = set()
     probabilities, labels = row.values[CLASSIFICATION], row.model.labels
     for label, judgement in row.model.moderation.items():
         probability = float(probabilities[labels.index(label)])
         scores[judgement.category] = min(1.0, scores.get(judgement.category, 0.0) + probability)
-    return scores
+        if probability >= judgement.threshold:
+            flagged.add(judgement.category)
+    return Judged(scores, frozenset(flagged))
 
 
-def _judged(scores: Mapping[str, float], thresholds: Mapping[str, float], kind: str) -> dict[str, object]:
-    categories = {category: scores.get(category, 0.0) >= thresholds.get(category, 2.0) for category in CATEGORIES}
+def _result(judged: Sequence[Judged], kind: str) -> dict[str, object]:
+    """Of several items the highest score of each category, and all that is flagged in any."""
+    flagged = frozenset().union(*(each.flagged for each in judged))
+    scores = {c: max((each.scores[c] for each in judged if c in each.scores), default=None) for c in CATEGORIES}
     return {
-        "flagged": any(categories.values()),
-        "categories": categories,
-        "category_scores": {category: scores.get(category, 0.0) for category in CATEGORIES},
-        "category_applied_input_types": {category: [kind] if category in scores else [] for category in CATEGORIES},
+        "flagged": bool(flagged),
+        "categories": {category: category in flagged for category in CATEGORIES},
+        "category_scores": {category: score or 0.0 for category, score in scores.items()},
+        "category_applied_input_types": {c: [] if score is None else [kind] for c, score in scores.items()},
     }

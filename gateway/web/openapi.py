@@ -106,11 +106,13 @@ EMBEDDINGS = {
     "object": "list",
     "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 0.1, 0.7, 0.5]}],
     "model": "text_embedder",
+    "version": "1",
     "usage": {"prompt_tokens": 0, "total_tokens": 0},
 }
 MODERATIONS = {
     "id": f"modr-{_ID}",
     "model": "open_nsfw",
+    "version": "1",
     "results": [
         {
             "flagged": False,

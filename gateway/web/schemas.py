@@ -173,6 +173,7 @@ class EmbeddingsResponse(BaseModel):
     object: Literal["list"]
     data: list[EmbeddingOut]
     model: str
+    version: str = Field(description="of the model; vectors of two versions cannot be compared")
     usage: Usage
 
 
@@ -192,6 +193,7 @@ class ModerationsResponse(BaseModel):
 
     id: str
     model: str
+    version: str = Field(description="of the model")
     results: list[ModerationOut]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request, Response
 
 from gateway.cache import Row
@@ -10,6 +12,7 @@ from gateway.inference import Question
 from gateway.inputs import TEXTS_AN_IMAGE
 from gateway.observe.stages import Stage
 from gateway.predictions import known_share
+from gateway.settings import Settings
 from gateway.triton.model import TEXT_CLASSIFY
 from gateway.triton.tensors import CLASSIFICATION
 from gateway.web import answers, openapi, parameters, schemas
@@ -37,14 +40,13 @@ async def classify_texts(request: Request, gate: GateDep) -> Response:
             read.note({"tidegate.texts": len(wanted.texts)})
         if not wanted.texts:
             raise MissingText("The list `texts` is empty.")
-        if len(wanted.texts) > most:
-            raise TooManyTexts(f"One request may hold {most} texts.")
+        texts = [text.encode("utf-8", "replace") for text in wanted.texts]
+        check_texts(texts, gate.settings)
         await gate.rates.add(caller.identity, -(-len(wanted.texts) // TEXTS_AN_IMAGE))
         deadline = parameters.deadline(request, gate.settings)
         given = wanted.parameters()
         model = await parameters.model(given, TEXT_CLASSIFY, gate.settings.default_text_model, gate, caller)
         ranking = parameters.ranking(given, model)
-        texts = [text.encode("utf-8", "replace") for text in wanted.texts]
         answered = await gate.inference.answer(
             texts, Question(model, (CLASSIFICATION,), parameters.version(given)), deadline, caller.identity
         )
@@ -53,3 +55,14 @@ async def classify_texts(request: Request, gate: GateDep) -> Response:
             return {"predictions": ranking.predictions(row), "known_words": known_share(row.values)}
 
         return answers.of_texts(request, model, answered, show)
+
+
+def check_texts(texts: Sequence[bytes], settings: Settings) -> None:
+    """Raises `TooManyTexts` for too many, or too long ones together: one request must not fill a model's queue."""
+    if len(texts) > settings.max_texts:
+        raise TooManyTexts(f"One request may hold {settings.max_texts} texts.")
+    size = sum(map(len, texts))
+    if size > settings.max_texts_bytes:
+        raise TooManyTexts(
+            f"The texts of one request may have {settings.max_texts_bytes} bytes together; these have {size}."
+        )

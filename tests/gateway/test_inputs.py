@@ -58,6 +58,14 @@ def test_a_text_without_a_known_word_has_a_label_and_no_direction() -> None:
     assert [each and each.code for each in TEXTS.verdicts(known, model(TEXT_EMBED))] == [None, "unknown_text"]
 
 
+def test_a_text_that_was_not_read_to_its_end() -> None:
+    """A share below zero says so, whatever the task: nothing is said of a part of a text."""
+    for task in (TEXT_CLASSIFY, TEXT_EMBED):
+        (verdict,) = TEXTS.verdicts(np.array([[-1]], np.float32), model(task))
+        assert verdict is not None
+        assert verdict.code == "text_too_large"
+
+
 def test_texts_weigh_less_than_images() -> None:
     """So many of them count as one, and one counts; one that is as long as several counts as those."""
     assert TEXTS.weight(1, 32 * 1024) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -369,6 +370,78 @@ def test_a_configuration_that_makes_no_sense_is_not_ready(
     """The log says which parameter."""
     fake.parameters["ensemble_model"].update(parameters)
     assert words in private_reason(fake)
+
+
+@pytest.mark.parametrize(
+    ("task", "candidate"),
+    [
+        ("embed", {"dim": 5}),
+        ("classify", {"classes": 9}),
+        ("classify", {"moderation": '{"class 1 of version 2": {"category": "hate", "threshold": 0.5}}'}),
+    ],
+    ids=str,
+)
+def test_a_candidate_that_answers_otherwise_gets_no_weight(
+    task: str, candidate: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Features of another length, fewer classes, other categories: who wants that names the version; the log tells."""
+
+    sizes = {name: size for name, size in candidate.items() if name != "moderation"}
+
+    class Different(FakeTriton):
+        other = FakeTriton(**sizes)
+
+        async def config(self, model: str, *, timeout: float) -> ModelConfig:
+            if model != "main.v2":
+                return await super().config(model, timeout=timeout)
+            self.other.parameters, self.other.versions = self.parameters, self.versions
+            return await self.other.config(model, timeout=timeout)
+
+        async def infer(self, model: str, *arguments: Any, **keywords: Any) -> Answer:
+            if model != "main.v2":
+                return await super().infer(model, *arguments, **keywords)
+            return await self.other.infer(model, *arguments, **keywords)
+
+    async def work() -> None:
+        triton = Different()
+        triton.serve("main", task)
+        moderation = {key: value for key, value in candidate.items() if key == "moderation"}
+        triton.serve("main.v2", task, version_of="main", weight="1", **moderation)
+        triton.versions["main.v2"] = "2"
+        discovery = Discovery(triton, "main", 5)
+        await discovery.check()
+        assert [(await discovery.get(None)).version for _ in range(5)] == ["1"] * 5
+        assert (await discovery.get(None, "2")).served_as == "main.v2"
+        assert [weight for _, weight in discovery.shares("main")] == [1, 0]
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(work())
+    assert "gets none of its weight" in caplog.text
+
+
+def test_a_named_version_answers_while_the_main_one_cannot(fake: FakeTriton) -> None:
+    """Whoever pinned it does not care."""
+    fake.serve("ensemble_model", "divine")
+    fake.serve("ensemble_model.v2", "classify", version_of="ensemble_model")
+    fake.versions["ensemble_model.v2"] = "2"
+
+    async def work() -> None:
+        discovery = Discovery(fake, "ensemble_model", 5)
+        await discovery.check()
+        assert (await discovery.get(None, "2")).served_as == "ensemble_model.v2"
+        with pytest.raises(ModelNotReady):
+            await discovery.get(None)
+
+    asyncio.run(work())
+
+
+def test_labels_that_were_edited_are_not_served(fake: FakeTriton) -> None:
+    """The certificate has the hash of the list; with another list every answer would be well-formed and wrong."""
+    labels = "".join(f"class {k}\n" for k in range(fake.classes)).encode()
+    certify(fake, labels={"sha256": hashlib.sha256(labels).hexdigest()})
+    assert asyncio.run(Discovery(fake, "ensemble_model", 5).check()).ready
+    certify(fake, labels={"sha256": hashlib.sha256(labels.swapcase()).hexdigest()})
+    assert "certified with the labels" in private_reason(fake)
 
 
 def test_a_version_can_be_named_and_others_take_their_share(fake: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:

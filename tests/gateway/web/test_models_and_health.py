@@ -53,6 +53,8 @@ def test_versions_are_listed_with_their_share(fake: FakeTriton) -> None:
         ]
         detail = client.get("/v1/models/ensemble_model?version=2").json()
         assert (detail["version"], detail["labels"][0]) == ("2", "class 0 of version 2")
+        assert detail["versions"] == model["versions"]
+        assert client.get("/v1/models/ensemble_model?version=").json()["version"] == "1"
         for version in ("1", "2"):
             answer = client.post("/v1/classify", params={"version": version}, content=encode(noise(8, 8)))
             assert answer.json()["model"] == {"name": "ensemble_model", "version": version}

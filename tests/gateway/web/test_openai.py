@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import openai
 import pytest
 
+from gateway.settings import Settings
 from gateway.triton.fake import FakeTriton
 from tests.pictures import encode, noise
+from tests.servers import running_gateway
 
 PICTURE = encode(noise(8, 8))
 URI = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
@@ -80,9 +83,12 @@ def test_the_default_moderator_answers(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("route", "document", "status", "words"),
     [
-        ("embeddings", {"input": "text", "model": "embedding_ensemble"}, 422, "input[0] is not one"),
-        ("embeddings", {"input": [URI, "text"], "model": "embedding_ensemble"}, 422, "input[1] is not one"),
+        ("embeddings", {"input": "text", "model": "embedding_ensemble"}, 422, "input[0] is a text"),
+        ("embeddings", {"input": [URI, "text"], "model": "embedding_ensemble"}, 422, "input[1] is a text"),
         ("embeddings", {"input": ["", "b"], "model": "text_embedder"}, 422, "input[0] cannot be used (empty_text)"),
+        ("embeddings", {"input": [URI], "model": "text_embedder"}, 422, "input[0] is an image"),
+        ("embeddings", {"input": ["a" * 30_000] * 40, "model": "text_embedder"}, 413, "bytes together"),
+        ("embeddings", {"input": "unread", "model": "text_embedder"}, 422, "(text_too_large)"),
         ("embeddings", {"input": "unknown", "model": "text_embedder"}, 422, "(unknown_text)"),
         ("embeddings", {"input": "data:image/png;base64,????"}, 422, "(invalid_base64)"),
         ("embeddings", {"input": [1, 2, 3], "model": "text_embedder"}, 422, "token numbers"),
@@ -94,7 +100,7 @@ def test_the_default_moderator_answers(client: httpx.Client) -> None:
         ("embeddings", {"model": "text_embedder"}, 422, "input must be"),
         ("embeddings", {"input": ["a"] * 2049}, 413, "2048"),
         ("moderations", {"input": "text"}, 422, "takes images"),
-        ("moderations", {"input": [IMAGE, {"type": "text", "text": "a"}]}, 422, "input[1] is not one"),
+        ("moderations", {"input": [IMAGE, {"type": "text", "text": "a"}]}, 422, "input[1] is a text"),
         ("moderations", {"input": [IMAGE, "text"]}, 422, "input[1] must be a part"),
         ("moderations", {"input": [{"type": "video"}]}, 422, "input[0] must be"),
         ("moderations", {"input": [{**IMAGE, "detail": "low"}]}, 422, "input[0] must be"),
@@ -125,3 +131,61 @@ def test_their_errors_hold_ours(theirs: openai.OpenAI) -> None:
     assert "empty_text" in error.value.body["detail"]  # type: ignore[index]  # our document, as it came
     with pytest.raises(openai.NotFoundError):
         theirs.moderations.create(model="omni-moderation-latest", input="text")
+
+
+def test_a_text_may_look_like_an_address(theirs: openai.OpenAI) -> None:
+    """Only what really is a `data:` URI of base64 is taken for an image."""
+    answer = theirs.embeddings.create(model="text_embedder", input="data: shares rose, base64 fell")
+    assert len(answer.data) == 1
+
+
+def moderating(**labels: tuple[str, float]) -> FakeTriton:
+    """A moderator of texts; each label with its category and threshold."""
+    fake = FakeTriton(classes=3)
+    judged = {label.replace("_", " "): {"category": c, "threshold": t} for label, (c, t) in labels.items()}
+    fake.serve("moderator", "text_classify", moderation=json.dumps(judged))
+    return fake
+
+
+def judged(client: httpx.Client, *texts: str) -> list[dict[str, Any]]:
+    answer = client.post("/v1/moderations", json={"input": list(texts), "model": "moderator"})
+    assert answer.status_code == 200, answer.text
+    results: list[dict[str, Any]] = answer.json()["results"]
+    return results
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_each_label_has_its_own_threshold(order: int) -> None:
+    """Two labels of one category: it is flagged as soon as one of them reaches its own, whichever stands first."""
+    labels = {"class_0": ("hate", 0.01), "class_1": ("hate", 1.0), "class_2": ("violence", 1.0)}
+    fake = moderating(**dict(list(labels.items())[::order]))
+    with running_gateway(Settings(), fake) as client:
+        (result,) = judged(client, "some text")
+    first, second, third = fake.probabilities(b"some text").tolist()
+    assert (result["flagged"], result["categories"]["hate"], result["categories"]["violence"]) == (True, True, False)
+    assert result["category_scores"]["hate"] == pytest.approx(first + second)
+    assert result["category_scores"]["violence"] == pytest.approx(third)
+
+
+def test_an_exchanged_version_is_judged_by_its_own_thresholds() -> None:
+    """Triton has another version, of other categories, since the model was looked up: none of its scores is lost."""
+    fake = moderating(class_0=("violence", 1.0))
+    with running_gateway(Settings(), fake) as client:
+        client.get("/readyz")
+        other = {f"class {k} of version 2": {"category": "hate", "threshold": 0.0} for k in range(3)}
+        fake.parameters["moderator"]["moderation"] = json.dumps(other)
+        fake.version = "2"
+        answer = client.post("/v1/moderations", json={"input": "some text", "model": "moderator"}).json()
+    assert answer["version"] == "2"
+    (result,) = answer["results"]
+    assert result["categories"]["hate"]
+    assert result["category_applied_input_types"]["violence"] == []
+
+
+@pytest.mark.parametrize(("text", "code"), [("unknown", "unknown_text"), ("unread", "text_too_large")])
+def test_what_nobody_could_judge_is_not_passed(text: str, code: str) -> None:
+    """A text without one known word, or longer than the model reads: no score, but an error."""
+    with running_gateway(Settings(), moderating(class_0=("hate", 0.5))) as client:
+        answer = client.post("/v1/moderations", json={"input": ["fine", text], "model": "moderator"})
+        assert answer.status_code == 422
+        assert f"input[1] cannot be used ({code})" in answer.json()["detail"]

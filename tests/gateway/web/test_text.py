@@ -53,6 +53,12 @@ def _json(text: str) -> bytes:
     return json.dumps(text).encode()
 
 
+def test_a_text_that_was_not_read_to_its_end_has_no_answer(client: httpx.Client) -> None:
+    """The model says so, and the caller is told, instead of getting the label of a part."""
+    first, second = classify(client, "unread", "read")
+    assert (first["error"]["code"], second["status"]) == ("text_too_large", "ok")
+
+
 def test_an_empty_text_costs_one_item(client: httpx.Client) -> None:
     """Its neighbours are answered; alone it is 422."""
     results = classify(client, "good", "", " \n\t", "better")
@@ -77,6 +83,7 @@ def test_an_empty_text_costs_one_item(client: httpx.Client) -> None:
         ({"texts": ["a"], "version": "7"}, 404, "model_not_found"),
         ({"texts": ["a"] * 2049}, 413, "too_many_texts"),
         ({"texts": ["a"] * 100_000}, 413, "too_many_texts"),
+        ({"texts": ["a" * 30_000] * 40}, 413, "too_many_texts"),
     ],
     ids=lambda value: str(value)[:30],
 )
