@@ -14,6 +14,7 @@ from build_engines import publish
 from build_engines.build import DEFAULT_TARGET, Order, build, calibrate, chosen
 from build_engines.configs import DEFAULT_MODEL, Entry
 from build_engines.errors import BuildError, SourceError
+from build_engines.given import share
 from build_engines.sources import OUTPUTS, POOLS, Wish
 from build_engines.sources.features import LENGTHS
 from build_engines.targets.registry import TARGETS, find_target
@@ -90,8 +91,8 @@ def _build(arguments: list[str]) -> int:
     )
     gate_options.add_argument("--part", metavar="K/N", help="of --images only every N-th, from the K-th")
     gate_options.add_argument("--calibration-part", metavar="K/N", help="the same of --calibration")
-    gate_options.add_argument("--min-agreement", type=_share, metavar="SHARE", help="0 to 1: same best class, at least")
-    gate_options.add_argument("--max-accuracy-loss", type=_share, metavar="SHARE", help="0 to 1: top-1 lost, at most")
+    gate_options.add_argument("--min-agreement", type=share, metavar="SHARE", help="0 to 1: same best class, at least")
+    gate_options.add_argument("--max-accuracy-loss", type=share, metavar="SHARE", help="0 to 1: top-1 lost, at most")
     which = parser.add_argument_group("instead of building").add_mutually_exclusive_group()
     which.add_argument("--promote", metavar="VERSION", help="serve this version")
     which.add_argument("--rollback", action="store_true", help="serve the version before")
@@ -99,8 +100,8 @@ def _build(arguments: list[str]) -> int:
     which.add_argument("--alone", action="store_true", help="take every version away from beside the served one")
     which.add_argument("--list", action="store_true", help="show the versions")
     shares = parser.add_argument_group("with --beside (0 where nothing is said)")
-    shares.add_argument("--weight", type=_share, metavar="SHARE", help="0 to 1: of the requests, answered by it")
-    shares.add_argument("--shadow", type=_share, metavar="SHARE", help="0 to 1: of the requests, repeated on it")
+    shares.add_argument("--weight", type=share, metavar="SHARE", help="0 to 1: of the requests, answered by it")
+    shares.add_argument("--shadow", type=share, metavar="SHARE", help="0 to 1: of the requests, repeated on it")
     options = parser.parse_args(arguments)
     if options.beside is None and (options.weight is not None or options.shadow is not None):
         parser.error("--weight and --shadow are shares of requests for a version that is put beside: give --beside")
@@ -125,13 +126,6 @@ def _differs(order: Order) -> bool:
 
     same = {name: getattr(order, name) for name in ("repository", "work", "command", "force", "promote")}
     return order not in [replace(default, **same) for default in orders(order.repository, order.work)]
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError(text)
-    return value
 
 
 def _calibrate(arguments: list[str]) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from build_engines import publish
 from build_engines.configs import DEFAULT_EMBEDDER, DEFAULT_MODEL, Entry
 from build_engines.errors import BuildError, SourceError
+from build_engines.given import read_file
 from build_engines.judge import judge
 from build_engines.preprocessing import Preprocessing
 from build_engines.sources import Wish, find_source
@@ -419,7 +420,4 @@ def _versions() -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read ({error.strerror}).") from error
+    return read_file(path, SourceError)

@@ -107,7 +107,7 @@ class Texts:
         return make_text_batches(items, max_batch)
 
     def weight(self, items: int, size: int = 0) -> int:
-        return -(-max(items, size // USUAL_TEXT_BYTES) // TEXTS_AN_IMAGE)
+        return as_images(items, size)
 
     def verdicts(self, status: NDArray[Any], model: Model) -> list[ItemProblem | None]:
         """A share below zero says that the model has not read the text to its end."""
@@ -118,6 +118,11 @@ class Texts:
             return UNKNOWN_TEXT if model.task is TEXT_EMBED and share == 0 else None
 
         return [verdict(share) for share in status.ravel().tolist()]
+
+
+def as_images(texts: int, size: int) -> int:
+    """What so many texts of `size` bytes together count for, where images are counted."""
+    return -(-max(texts, size // USUAL_TEXT_BYTES) // TEXTS_AN_IMAGE)
 
 
 def kinds(limits: ImageLimits, max_text_bytes: int) -> Mapping[str, Inputs]:

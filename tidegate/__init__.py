@@ -6,6 +6,7 @@ The modules, in the order in which a file travels:
     reading.py     files → bytes, and what fits into one request
     pace.py        how many requests are under way, and when none may be
     client.py      one request, and what its answer means
+    wording.py     what the other side says, as it may be shown
     delivery.py    until a batch is answered: again, in halves, or not at all
     spool.py       what is known so far, on disk: for `--resume`
     features.py    the spool → .npz or .parquet

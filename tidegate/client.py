@@ -11,27 +11,30 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import httpx
 
 from tidegate.errors import GatewayAway, Refused, TooLarge, Unanswered
+from tidegate.wording import code as code_in
+from tidegate.wording import is_name, sentence
 
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
+MOST_VALUES = 1_000_000
+"""Of an image's features. A row without features takes as much room in an .npz as one with them."""
 CONNECT_S = 10.0
 _AGAIN = frozenset({429, 502, 503, 504})
-_WORDS = 200
-"""Characters of somebody else's sentence that are shown."""
+_FOREVER_S = 1e9
 
 
 @dataclass(frozen=True)
 class Model:
-    """Who answered: its name, its version, and how many values it gives for an image, where that is a fixed number."""
+    """Who answered: its name, its version, and how many values it gives for an image."""
 
     name: str
     version: str
-    dim: int | None = None
+    dim: int
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Client:
         """One request with all `images`, encoded files, and text `fields`.
 
         Raises `TooLarge` when the gateway takes less in one request, `Unanswered` when it may be answered at another
-        time, `Refused` when every other request would be answered in the same way.
+        time, `Refused` when every other request would be answered in the same way, or the answer is no gateway's.
         """
         boundary = secrets.token_hex(16)
         body = _form(images, fields, boundary)
@@ -104,8 +107,8 @@ class Client:
         document = _read(content)
         if status == 200:
             return self._answer(document, len(images))
-        code = str(document.get("code") or f"http_{status}")
-        detail = str(document.get("detail") or f"The answer was HTTP status {status}")[:_WORDS]
+        code = code_in(document["code"]) if document.get("code") else f"http_{status}"
+        detail = sentence(document.get("detail"), f"The answer was HTTP status {status}")
         if status == 422 and code.startswith("no_usable_"):
             return Answer(None, self._results(document, len(images)))
         if status == 413:
@@ -139,21 +142,23 @@ class Client:
 
     def _answer(self, document: Mapping[str, Any], images: int) -> Answer:
         model, dim = document.get("model"), document.get("dim")
-        if not isinstance(model, dict) or not isinstance(dim, int | None):
-            raise self._no_gateway()
-        who = Model(str(model.get("name")), str(model.get("version")), dim)
-        return Answer(who, self._results(document, images))
+        if not isinstance(model, dict) or not is_name(model.get("name")) or not is_name(model.get("version")):
+            self.no_gateway("it names no model with a version")
+        if type(dim) is not int or not 1 <= dim <= MOST_VALUES:  # true is an int, too
+            self.no_gateway(f"its dim is no number from 1 to {MOST_VALUES:,}")
+        return Answer(Model(model["name"], model["version"], dim), self._results(document, images))
 
     def _results(self, document: Mapping[str, Any], images: int) -> list[Mapping[str, Any]]:
         results = document.get("results")
         if not isinstance(results, list) or len(results) != images:
-            raise self._no_gateway()
+            self.no_gateway("it has not one result for each image")
         if any(not isinstance(each, dict) or each.get("index") != place for place, each in enumerate(results)):
-            raise self._no_gateway()
+            self.no_gateway("its results are not in the order of the images")
         return results
 
-    def _no_gateway(self) -> Refused:
-        return Refused(f"What answers at {self.url} does not answer as a Tidegate gateway does.")
+    def no_gateway(self, why: str) -> NoReturn:
+        """Raises `Refused`: an answer came that no gateway gives, so that nothing in it can be trusted."""
+        raise Refused(f"What answers at {self.url} does not answer as a Tidegate gateway does: {why}.")
 
 
 def _form(images: Sequence[bytes], fields: Mapping[str, str], boundary: str) -> bytes:
@@ -182,14 +187,14 @@ def _retry_after(value: str | None) -> float | None:
     if value is None:
         return None
     if value.isascii() and value.isdigit():
-        return float(value[:9])
+        return min(_FOREVER_S, float(value))
     try:
         when = parsedate_to_datetime(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if when.tzinfo is None:
         return None
-    return max(0.0, (when - datetime.now(timezone.utc)).total_seconds())
+    return min(_FOREVER_S, max(0.0, (when - datetime.now(timezone.utc)).total_seconds()))
 
 
 def _is_untrusted(error: BaseException | None) -> bool:
@@ -207,4 +212,4 @@ def _words(error: httpx.TransportError) -> str:
         if isinstance(below, OSError) and below.errno:
             words = os.strerror(below.errno) if below.errno > 0 else str(below.strerror)  # below zero: of DNS
         below = below.__cause__ or below.__context__
-    return words[:_WORDS]
+    return sentence(words, type(error).__name__)

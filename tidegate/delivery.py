@@ -11,8 +11,13 @@ from typing import Any, Protocol
 from tidegate.client import Answer, Client, Model
 from tidegate.errors import GatewayAway, Problem, TooLarge, Unanswered
 from tidegate.pace import Pace
+from tidegate.progress import duration
+from tidegate.wording import code as code_in
+from tidegate.wording import sentence
 
 LONGEST_WAIT_S = 30.0
+LONGEST_RETRY_AFTER_S = 300.0
+"""A gateway may ask for so long a pause; for a longer one nobody waits in front of a terminal."""
 
 
 class Task(Protocol):
@@ -26,8 +31,11 @@ class Task(Protocol):
     def fields(self) -> Mapping[str, str]:
         """Text fields of every request."""
 
-    def kept(self, result: Mapping[str, Any], model: Model) -> bytes:
-        """What is stored of one result whose status is ok. Raises `ValueError` when it is not as the contract says."""
+    def kept(self, result: Mapping[str, Any], model: Model) -> bytes | Problem:
+        """What is stored of one result whose status is ok, or why it is of no use.
+
+        Raises `ValueError` with what is wrong when it is not as the contract says.
+        """
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,8 @@ class Delivery:
         """What is kept of each file's answer, or why there is none.
 
         A batch that is too large, or that brings no answer from a gateway that is well, is sent in halves, so that no
-        file pays for its neighbour. Raises `GatewayAway` when the gateway is not well, and `Refused`.
+        file pays for its neighbour. Raises `GatewayAway` when the gateway is not well or asks for too long a pause, and
+        `Refused`.
         """
         if self._most_images and len(files) > self._most_images:
             return await self._in_two(files, self._most_images)
@@ -95,6 +104,7 @@ class Delivery:
                 try:
                     answer = await self._client.ask(self._task.route, files, self._task.fields)
                 except Unanswered as error:
+                    self._check_patience(error)
                     turn.refused(error.retry_after)
                     failure = error
                 else:
@@ -109,14 +119,22 @@ class Delivery:
             wait *= random.uniform(0.5, 1)  # noqa: S311  # spreads requests, and keeps no secret
             await self._sleep(max(wait, failure.retry_after or 0))
 
+    def _check_patience(self, error: Unanswered) -> None:
+        if error.retry_after is not None and error.retry_after > LONGEST_RETRY_AFTER_S:
+            raise GatewayAway(
+                f"The gateway at {self._client.url} asks to be left alone for {duration(error.retry_after)} "
+                f"({error.code}), and a run waits for {duration(LONGEST_RETRY_AFTER_S)} at most: start it again then."
+            ) from error
+
     def _outcome(self, result: Mapping[str, Any], model: Model | None) -> bytes | Problem:
         error = result.get("error")
         if result.get("status") == "error" and isinstance(error, dict):
-            code = str(error.get("code"))
-            return Problem(code, str(error.get("message")), passing=code == "bad_upstream_response")
+            code = code_in(error.get("code"))
+            message = sentence(error.get("message"), "The gateway did not say why.")
+            return Problem(code, message, passing=code == "bad_upstream_response")
+        if result.get("status") != "ok" or model is None:
+            self._client.no_gateway("a result is neither ok nor an error")
         try:
-            if result.get("status") != "ok" or model is None:
-                raise ValueError("it is neither ok nor an error")
             return self._task.kept(result, model)
-        except (KeyError, TypeError, ValueError) as wrong:
-            return Problem("bad_answer", f"The gateway's answer cannot be used: {wrong}.", passing=True)
+        except ValueError as wrong:
+            self._client.no_gateway(str(wrong))

@@ -3,10 +3,11 @@
     BulkError                  the run ends; the text is a sentence for a person
     ├── InputsError            a list of paths cannot be read
     ├── SpoolError             what an earlier run left cannot be used, or nothing can be written
-    │   └── SpoolInUse         another process has it
+    │   ├── SpoolInUse         another process has it
+    │   └── NoRoom             a disk is full
     ├── DifferentModel         another model, or version, than the one before
     ├── Refused                every other request would be answered in the same way
-    ├── GatewayAway            nobody answers, and waiting did not help
+    ├── GatewayAway            nobody answers, and waiting did not help, or would take too long
     └── Interrupted            Ctrl-C, or SIGTERM
 
     RequestFailed              one request; `tidegate.delivery` knows what to do about it
@@ -39,6 +40,10 @@ class SpoolInUse(SpoolError):
     """Another process has it."""
 
 
+class NoRoom(SpoolError):
+    """A disk is full; what was committed before is whole."""
+
+
 class DifferentModel(BulkError):
     """Another model, or version, than the one that answered before: their answers do not mix."""
 
@@ -48,7 +53,7 @@ class Refused(BulkError):
 
 
 class GatewayAway(BulkError):
-    """Nobody answers, and waiting did not help."""
+    """Nobody answers, and waiting did not help, or would take too long."""
 
 
 class Interrupted(BulkError):

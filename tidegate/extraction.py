@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidegate.bulk import Plan, Run
 from tidegate.client import Client, Model
-from tidegate.errors import InputsError, SpoolError
+from tidegate.errors import InputsError, Problem, SpoolError
 from tidegate.features import SUFFIXES, partial_file, write_features
 from tidegate.inputs import Skipped, Sources
 from tidegate.progress import Display, Silent, Tally, count_ahead
 from tidegate.spool import Spool, discard, removed_folder
+
+UNIT_WITHIN = 1e-3
+"""How far from 1 the length of features may be that are of unit length."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +48,33 @@ class Embed:
         """What two runs must have in common for their features to mix."""
         return {"task": "embed", **self.fields}
 
-    def kept(self, result: Mapping[str, Any], model: Model) -> bytes:
+    def kept(self, result: Mapping[str, Any], model: Model) -> bytes | Problem:
         """FP32 `[dim]`, little-endian."""
-        given = result["embedding"]
-        if isinstance(given, str):
-            values = np.frombuffer(base64.b64decode(given, validate=True), dtype="<f4")
-        else:
-            values = np.asarray(given, dtype="<f4")
-        if values.shape != (model.dim,):
-            raise ValueError(f"{model.dim} values were promised, and the shape of what came is {values.shape}")
+        values = _values(result.get("embedding"))
+        if len(values) != model.dim:
+            raise ValueError(f"its dim is {model.dim}, and it sent {len(values)} values")
         if not np.isfinite(values).all():
-            raise ValueError("some of its values are no numbers")
+            return Problem("bad_answer", "Some of the features that the gateway sent are no numbers.", passing=True)
+        length = float(np.linalg.norm(values.astype(np.float64)))
+        if self.normalize and abs(length - 1) > UNIT_WITHIN:
+            raise ValueError(f"unit length was asked for, and it sent features of length {length:.4g}")
         return values.tobytes()
+
+
+def _values(given: object) -> NDArray[np.float32]:
+    """FP32 `[n]` of base64, or of a list of numbers, from outside. Raises `ValueError`."""
+    if isinstance(given, str):
+        try:
+            return np.frombuffer(base64.b64decode(given, validate=True), dtype="<f4")
+        except ValueError:
+            raise ValueError("it sent features that are no base64 of FP32") from None
+    if not isinstance(given, list) or not all(type(value) in (int, float) for value in given):
+        raise ValueError("it sent a result that is ok and has no features")
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(given, dtype="<f4")
+    except OverflowError:
+        raise ValueError("it sent features that no FP32 can hold") from None
 
 
 @dataclass(frozen=True)
@@ -120,7 +139,7 @@ def extract(job: Job, display: Display | None = None) -> Summary:
     spool = _open_spool(job)
     tally, skipped, display = Tally(), Skipped(), display or Silent()
     counting = count_ahead(sources, tally)
-    kept = False
+    kept = True
     try:
         try:
             asyncio.run(_send(job, sources, spool, tally, skipped, display))
@@ -183,7 +202,10 @@ def _open_spool(job: Job) -> Spool:
 
 
 def _check_plan(spool: Spool, asked: dict[str, str]) -> None:
-    before = dict(spool.plan)
+    before, model = dict(spool.plan), spool.model
+    if before and model is not None:  # who answered before may be asked for by name now
+        answered = {"model": model.name, "version": model.version}
+        before.update({name: value for name, value in answered.items() if name not in before and name in asked})
     if not before:
         spool.set_plan(asked)
     elif before != asked:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.client import Model
-from tidegate.errors import SpoolError
-from tidegate.spool import Row, Spool
+from tidegate.spool import Row, Spool, mishap
 
 SUFFIXES = (".npz", ".parquet")
 GROUP_BYTES = 32 * 1024 * 1024
@@ -43,7 +42,7 @@ def write_features(spool: Spool, model: Model | None, out: Path) -> None:
         os.replace(partial, out)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise SpoolError(f"{out} cannot be written: {error.strerror}.") from error
+        raise mishap(out, error, "written") from error
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -215,8 +215,12 @@ def _kind(entry: os.DirEntry[str]) -> bytes:
 
 def _spilled(run: list[tuple[str, bytes]], file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
     start = file.tell()
-    file.writelines(kind + os.fsencode(name) + b"\0" for name, kind in run)
-    file.flush()
+    try:
+        file.writelines(kind + os.fsencode(name) + b"\0" for name, kind in run)
+        file.flush()
+    except OSError as error:
+        sentence = f"A large folder cannot be sorted in {tempfile.gettempdir()} (TMPDIR): {error.strerror}."
+        raise InputsError(sentence) from error
     return _read_back(file.fileno(), start, file.tell())
 
 

@@ -96,7 +96,8 @@ class Lines:
         elif tally.total is not None and tally.now:
             left = (tally.total - tally.done) * (now - self._began) / tally.now
             parts.append(f"{duration(left)} left")
-        print(", ".join(parts), file=self._file, flush=True)
+        with suppress(OSError):  # a log on a full disk
+            print(", ".join(parts), file=self._file, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""

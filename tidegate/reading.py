@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tidegate.errors import InputsError, Problem
 
 MIB = 1024 * 1024
+_PIECE = 256 * 1024
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """What is wrong with this process, and not with a file: no row may say so."""
 
@@ -69,11 +70,10 @@ def _read(path: str, room: int | None, most: int) -> Loaded | None:
             if not stat.S_ISREG(found.st_mode):
                 return Loaded(path, problem=_no_file(found.st_mode))
             if found.st_size > most:
-                sentence = f"The file has {found.st_size} bytes; files of more than {most} are not sent."
-                return Loaded(path, problem=Problem("file_too_large", sentence))
+                return Loaded(path, problem=_too_large(str(found.st_size), most))
             if room is not None and found.st_size > room:
                 return None
-            content = _content(descriptor, found.st_size)
+            content = _content(descriptor, found.st_size) if found.st_size else _untold(descriptor, room, most)
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:
@@ -81,6 +81,10 @@ def _read(path: str, room: int | None, most: int) -> Loaded | None:
             sentence = f"Files cannot be opened: {error.strerror}. Ask for less with --concurrency, or see `ulimit -n`."
             raise InputsError(sentence) from error
         return Loaded(path, problem=_unreadable(path, error))
+    if content is None:
+        return None
+    if len(content) > most:
+        return Loaded(path, problem=_too_large(f"more than {most}", most))
     return Loaded(path, content, Stamp(found.st_size, found.st_mtime_ns))
 
 
@@ -91,6 +95,20 @@ def _content(descriptor: int, size: int) -> bytes:
         pieces.append(piece)
         size -= len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _untold(descriptor: int, room: int | None, most: int) -> bytes | None:
+    """The content of a file whose size is said to be 0, as it is for all of /proc; a byte more than `most` if it has
+    more than that, and None if it does not fit into `room`."""
+    limit = most if room is None else min(most, room)
+    content = bytearray()
+    while len(content) <= limit and (piece := os.read(descriptor, min(_PIECE, limit + 1 - len(content)))):
+        content += piece
+    return None if limit < len(content) <= most else bytes(content)
+
+
+def _too_large(size: str, most: int) -> Problem:
+    return Problem("file_too_large", f"The file has {size} bytes; files of more than {most} are not sent.")
 
 
 def _no_file(mode: int) -> Problem:

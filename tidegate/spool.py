@@ -6,18 +6,20 @@ know of, because the process was killed before it was told, are cut off when it 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.client import Model
-from tidegate.errors import DifferentModel, Problem, SpoolError, SpoolInUse
+from tidegate.errors import DifferentModel, NoRoom, Problem, SpoolError, SpoolInUse
 from tidegate.reading import Stamp
 
 COMMIT_S = 1.0
@@ -30,6 +32,11 @@ CREATE TABLE results (
 ) WITHOUT ROWID;
 """
 _FORMAT = "1"
+_NO_ROOM = {
+    errno.ENOSPC: "its disk is full",
+    errno.EDQUOT: "the quota of its disk is used up",
+    errno.EFBIG: "the file would be larger than is allowed (`ulimit -f`)",
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Spool:
         """Opens the spool in `folder`, or makes it. Raises `SpoolError`."""
         self.folder = folder
         self._clock = clock
+        self._failed: SpoolError | None = None
         with _mishaps(folder):
             folder.mkdir(exist_ok=True)
             self._index = sqlite3.connect(folder / "index.sqlite", timeout=0, check_same_thread=False)
@@ -78,7 +86,11 @@ class Spool:
         if os.fstat(self._answers.fileno()).st_size < self._end:
             self._answers.close()
             raise SpoolError(f"{self.folder} is damaged: answers are missing. Delete it, and begin anew.")
-        self._answers.truncate(self._end)
+        try:
+            self._answers.truncate(self._end)
+        except BaseException:
+            self._answers.close()
+            raise
         self._committed_at = self._clock()
 
     @property
@@ -103,7 +115,7 @@ class Spool:
     def want(self, path: str) -> Stamp | None:
         """Notes the next input; the stamp of its file if it has a result that another try would not change."""
         raw = os.fsencode(path)
-        with _mishaps(self.folder):
+        with self._writing():
             self._places += 1
             self._index.execute("INSERT INTO inputs VALUES (?, ?)", (self._places, raw))
             known = self._index.execute(
@@ -116,7 +128,7 @@ class Spool:
 
         Raises `DifferentModel` when another one gave the results so far.
         """
-        with _mishaps(self.folder):
+        with self._writing():
             if model is not None:
                 self._check_same(model)
             for row in rows:
@@ -147,7 +159,7 @@ class Spool:
 
     def commit(self) -> None:
         """All results so far outlive the process, and the machine."""
-        with _mishaps(self.folder):
+        with self._writing():
             self._commit()
 
     def _commit(self) -> None:
@@ -160,15 +172,16 @@ class Spool:
 
     def rows(self, *, kept: bool = True) -> Iterator[Row]:
         """One for each input of this run, in order; without `kept` faster, and without what is kept of the answers."""
-        with _mishaps(self.folder):
+        with self._writing():
             self._commit()
+        with _mishaps(self.folder):
             with open(self.folder / "answers", "rb") as answers:
                 for path, size, changed, code, message, passing, start, length in self._index.execute(
                     "SELECT inputs.path, size, changed_ns, code, message, passing, start, length "
                     "FROM inputs LEFT JOIN results USING (path) ORDER BY place"
                 ):
                     if passing is None:
-                        raise SpoolError(f"{self.folder} has no result for {os.fsdecode(path)}: run it again.")
+                        raise SpoolError(f"{self.folder} has no result for {os.fsdecode(path)!r}: run it again.")
                     stamp = Stamp(size, changed) if size is not None else None
                     if code is not None:
                         yield Row(os.fsdecode(path), stamp, problem=Problem(code, message, bool(passing)))
@@ -205,7 +218,8 @@ class Spool:
 
     def close(self) -> None:
         """Keeps what was committed."""
-        self._answers.close()
+        with suppress(OSError):  # closing writes what is buffered, which a full disk refuses, and nobody counts on
+            self._answers.close()
         self._index.close()
 
     def remove(self) -> None:
@@ -215,6 +229,18 @@ class Spool:
             shutil.rmtree(removed_folder(self.folder), ignore_errors=True)
             os.replace(self.folder, removed_folder(self.folder))
             shutil.rmtree(removed_folder(self.folder))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """After one failure nobody knows what of it is in the buffer, or in the transaction: nothing more is written."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            with _mishaps(self.folder):
+                yield
+        except SpoolError as error:
+            self._failed = error
+            raise
 
     def _fact(self, name: str) -> str | None:
         found = self._index.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
@@ -244,14 +270,24 @@ def discard(folder: Path) -> None:
 def check_same(known: Model, model: Model) -> None:
     """Raises `DifferentModel` unless both are the same."""
     if known != model:
+        asked = f"--model-version {shlex.quote(known.version)}"
+        if known.name != model.name:
+            asked = f"--model {shlex.quote(known.name)} {asked}"
         raise DifferentModel(
-            f"{_named(model)} answered, and before it {_named(known)}: what two models give does not mix. Ask for the "
-            "one from before with --model and --model-version, or begin anew with --overwrite."
+            f"{_named(model)} answered, and before it {_named(known)}: what two models give does not mix. --resume "
+            f"with {asked} pins the one from before, and goes on with it; --overwrite begins anew."
         )
 
 
 def _named(model: Model) -> str:
-    return f"{model.name} version {model.version}" + (f" ({model.dim} values)" if model.dim is not None else "")
+    return f"{model.name} version {model.version} ({model.dim} values)"
+
+
+def mishap(where: Path, error: OSError, deed: str = "used") -> SpoolError:
+    """What a disk says, as a sentence of ours."""
+    if error.errno in _NO_ROOM:
+        return NoRoom(f"{where} cannot be written: {_NO_ROOM[error.errno]}. Make room for it.")
+    return SpoolError(f"{where} cannot be {deed}: {error.strerror or error}.")
 
 
 @contextmanager
@@ -262,10 +298,12 @@ def _mishaps(folder: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             raise SpoolInUse(f"{folder} is in use by another run: wait for its end.") from error
+        if "disk is full" in str(error):
+            raise mishap(folder, OSError(errno.ENOSPC, str(error))) from error
         raise SpoolError(f"{folder} cannot be used: {error}.") from error
     except sqlite3.DatabaseError as error:
         if type(error) is not sqlite3.DatabaseError:  # a mistake of ours
             raise
         raise SpoolError(f"{folder} is damaged ({error}): delete it, and begin anew.") from error
     except OSError as error:
-        raise SpoolError(f"{folder} cannot be used: {error.strerror}.") from error
+        raise mishap(folder, error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -41,6 +42,27 @@ def parse_labels(content: bytes, classes: int) -> list[str]:
     return labels
 
 
+def check_files(version: Path) -> None:
+    """`UnfitError` unless every file of a version's folder is the one that its certificate names.
+
+    Without a certificate, in a repository made by hand, there is nothing to check.
+    """
+    certificate = version / "certificate.json"
+    if not certificate.exists():
+        return
+    try:
+        files = dict(json.loads(certificate.read_bytes())["files"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UnfitError(f"{certificate} cannot be read ({error}): build the model again.") from error
+    for name, sha256 in files.items():
+        path = version / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+            raise UnfitError(
+                f"{path} is not the file that was published: build the model again "
+                "(python -m build_engines), or serve another version (--promote)."
+            )
+
+
 def check_numpy(version: str) -> None:
     """`UnfitError` for numpy 2 and later: the stub of Triton 2.51 hands over arrays of 0xFF bytes to it."""
     if int(version.split(".")[0]) >= 2:
@@ -58,7 +80,7 @@ class TritonPythonModel:
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the engine, checks what surrounds it, and runs it on zeros, alone and side by side."""
+        """Checks the files, loads the engine, and runs it on zeros, alone and side by side."""
         # Exists only inside Triton.
         import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
@@ -66,6 +88,7 @@ class TritonPythonModel:
         self._triton: Any = pb_utils
         folder = Path(args["model_repository"])
         version = folder / args["model_version"]
+        check_files(version)
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         (output,) = config["output"]
@@ -75,6 +98,12 @@ class TritonPythonModel:
         self._run = load_engine(version, threads, parameters.get("precision", "fp32"))
         if [int(length) for length in output["dims"]] != [self._run.width]:
             raise UnfitError(f"The configuration promises {output['dims']}, and the model gives {self._run.width}.")
+        own = f"{version.name}/labels.txt"
+        if (version / "certificate.json").exists() and output.get("label_filename", own) not in ("", own):
+            raise UnfitError(
+                f"The configuration names labels of another version than {version.name}: "
+                f"promote it again (python -m build_engines --promote {version.name})."
+            )
         if output.get("label_filename"):
             parse_labels((folder / output["label_filename"]).read_bytes(), self._run.width)
         for images in (1, 2):

@@ -79,6 +79,8 @@ def read_head(path: Path) -> Head:
         with np.load(io.BytesIO(content), allow_pickle=False) as found:
             arrays = {key: found[key] for key in found.files if key in KEYS}
             strange = set(found.files) - KEYS
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise TypeError("a member that is no array")  # numpy gives what has not its format as bytes
     except SourceError:
         raise
     except Exception as error:  # a damaged archive can raise nearly anything, from zlib.error to EOFError
@@ -122,6 +124,8 @@ def _checked(arrays: Mapping[str, npt.NDArray[Any]], sha256: str) -> Head:
     for name in names:
         if not name.strip() or not name.isprintable() or len(name) > LONGEST:
             raise ValueError(f"the label {name!r:.80} is empty, too long, or more than a line of printable text")
+        if name != name.strip():
+            raise ValueError(f"the label {name!r:.80} begins or ends with a space: take that away")
     if len(set(names)) < classes:
         raise ValueError("two classes have the same label")
     with np.errstate(over="ignore"):  # what FP32 cannot hold is found below

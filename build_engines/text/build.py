@@ -9,7 +9,7 @@ import tempfile
 import time
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +19,7 @@ from build_engines import publish
 from build_engines.build import chosen
 from build_engines.configs import Entry, Serving
 from build_engines.errors import BuildError, SourceError, TextSetError
+from build_engines.given import read_file
 from build_engines.moderation import read_moderation
 from build_engines.text.texts import Material, TextSet, check_labels
 
@@ -44,6 +45,7 @@ SERVING = Serving(
         "instance_group": "One process answers thousands of texts a second (docs/adr/0014-texts.md).",
     },
 )
+_CONTRADICTIONS = "{} says another label for a text that it has already in {} rows: these were left out"
 _WHAT = {"text_classify": "class probabilities", "text_embed": "features"}
 
 _PACKAGE = Path(__file__).parent
@@ -108,7 +110,7 @@ def build_text(order: TextOrder, say: Say = print) -> Path | None:
     if not order.force and (folder := _up_to_date(order, entry, inputs, say)):
         return folder
 
-    learnt, held_out, rows = _texts(order, source, valid)
+    learnt, held_out, rows = _texts(order, source, valid, lambda line: say(f"{name}: {line}"))
     shown = _shown(order, learnt)
     trained, files, engine_facts = _trained(order, learnt, held_out)
     folder = publish.stage(
@@ -123,7 +125,12 @@ def build_text(order: TextOrder, say: Say = print) -> Path | None:
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": order.command or "python -m build_engines text",
             **inputs,
-            "source": {**inputs["source"], "rows": rows, "columns": list(learnt.columns)},
+            "source": {
+                **inputs["source"],
+                "rows": rows,
+                "columns": list(learnt.columns),
+                "contradictions": learnt.contradictions,
+            },
             "labels": {"sha256": _sha256(files["labels.txt"])} if trained.labels else None,
             "python": platform.python_version(),
             "device": "CPU",
@@ -151,10 +158,17 @@ def build_samples(repository: Path, say: Say = print, *, unless_chosen: bool = T
         build_text(order, say)
 
 
-def _texts(order: TextOrder, source: Material, valid: Material | None) -> tuple[TextSet, TextSet, int]:
-    """What to learn from, what to judge with, and how many different texts the source has."""
+def _texts(order: TextOrder, source: Material, valid: Material | None, say: Say) -> tuple[TextSet, TextSet, int]:
+    """What to learn from, what to judge with, and how many different texts the source has.
+
+    Says a line about texts that are left out. What is longer than what is read when serving is not judged with.
+    """
+    from build_engines.text.serving.words import MAX_CHARS, read_words
+
     classify = order.task == "text_classify"
     every = source.texts(order.columns, order.label, needs_labels=classify)
+    if every.contradictions:
+        say(_CONTRADICTIONS.format(source.name, every.contradictions))
     rows = len(every)
     if order.drop_rare:
         every = every.without_rare_labels()
@@ -165,8 +179,14 @@ def _texts(order: TextOrder, source: Material, valid: Material | None) -> tuple[
     else:
         learnt = every
         held_out = valid.texts(every.columns, order.label, needs_labels=classify)
+        if held_out.contradictions:
+            say(_CONTRADICTIONS.format(valid.name, held_out.contradictions))
         if classify and (unknown := sorted(set(held_out.labels) - set(learnt.labels))):
             raise TextSetError(f"{valid.name} has the label {unknown[0]!r}, which {source.name} has not.")
+    read = tuple(text for text in held_out.texts if read_words(text.joined)[1])
+    if len(read) < len(held_out):
+        say(f"{len(held_out) - len(read)} texts to judge with are longer than {MAX_CHARS:,} characters: left out")
+    held_out = replace(held_out, texts=read)
     if not len(learnt) or not len(held_out):
         raise TextSetError(f"{source.name if valid is None else valid.name} has too few texts to judge with: add some.")
     return learnt, held_out, rows
@@ -280,10 +300,7 @@ def _serving(task: str) -> Serving:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read ({error.strerror}).") from error
+    return read_file(path, SourceError)
 
 
 def _sha256(content: bytes) -> str:

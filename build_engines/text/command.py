@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from build_engines.given import share
 from build_engines.text.build import MODELS, SAMPLE, SAMPLE_HELD_OUT, SAMPLES, TextOrder, build_text
 from build_engines.text.feeds import is_address, public_address
 
@@ -78,7 +79,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     gate.add_argument(
         "--valid", metavar="FILE", help="texts to judge with (default: every fifth of those to learn from)"
     )
-    gate.add_argument("--min-accuracy", type=_share, metavar="SHARE", help="0 to 1: right on those, at least")
+    gate.add_argument("--min-accuracy", type=share, metavar="SHARE", help="0 to 1: right on those, at least")
     where = parser.add_argument_group("where")
     where.add_argument("--repository", type=Path, default=Path("model_repository"), metavar="PATH")
     where.add_argument(
@@ -98,15 +99,7 @@ def _differs(order: TextOrder) -> bool:
     return replace(order, force=False, promote=True) != TextOrder(**same)
 
 
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError(text)
-    return value
-
-
 def _dimensions(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 4096:
-        raise ValueError(text)
-    return value
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= 4096):
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is no number of dimensions: give one from 1 to 4096")
+    return int(text)

@@ -6,15 +6,21 @@ import csv
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TextIO
 
 from build_engines.errors import TextSetError
+from build_engines.given import read_file
+from build_engines.text.feeds import MAX_BYTES as MAX_FEED_BYTES
 from build_engines.text.feeds import fetch, is_address, public_address, read_feed
 
 MAX_BYTES = 1 << 30
+"""Of a table."""
+MAX_COLUMN_CHARS = 200
+"""Of a column's name."""
 MAX_LABELS = 1000
 MAX_LABEL_CHARS = 200
 FEWEST = 5
@@ -22,6 +28,7 @@ FEWEST = 5
 
 USUAL_COLUMNS = ("title", "text")
 USUAL_LABEL = "label"
+_LISTED = 20  # columns, in a message
 _HELD_OUT = 5  # every fifth text of a label
 
 
@@ -45,6 +52,8 @@ class TextSet:
     columns: tuple[str, ...]
     """Names of what each text consists of."""
     texts: tuple[Text, ...]
+    contradictions: int = 0
+    """Rows that were left out because the same text has another label in a row before."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -88,12 +97,8 @@ class Material:
         if is_address(source):
             return cls(public_address(source), fetch(source), is_feed=True)
         path = Path(source)
-        try:
-            if path.stat().st_size > MAX_BYTES:
-                raise TextSetError(f"{path} is larger than {MAX_BYTES >> 30} GiB: give a part of it.")
-            return cls(path.name, path.read_bytes(), is_feed or path.suffix.lower() in (".xml", ".rss", ".atom"))
-        except OSError as error:
-            raise TextSetError(f"{path} cannot be read ({error.strerror}).") from error
+        is_feed = is_feed or path.suffix.lower() in (".xml", ".rss", ".atom")
+        return cls(path.name, read_file(path, TextSetError, MAX_FEED_BYTES if is_feed else MAX_BYTES), is_feed)
 
     @cached_property
     def sha256(self) -> str:
@@ -103,13 +108,15 @@ class Material:
         """Its texts: of these `columns` (none: the usual ones that there are) and this column of labels.
 
         Of a feed the columns are `title` and `text`, and the label is an entry's first category. Of texts that are
-        the same the first counts. Raises `TextSetError` that says what is missing; labels may be where none is needed.
+        the same the first counts, and how many say another label is counted, too. Raises `TextSetError` that says what is missing; labels may be where none is needed.
         """
         found = self._feed(columns, needs_labels) if self.is_feed else self._table(columns, label, needs_labels)
         unique: dict[tuple[str, ...], Text] = {}
+        contradictions = 0
         for text in found.texts:
-            unique.setdefault(text.columns, text)
-        return replace(found, texts=tuple(unique.values()))
+            first = unique.setdefault(text.columns, text)
+            contradictions += first.label != text.label
+        return replace(found, texts=tuple(unique.values()), contradictions=contradictions)
 
     def _feed(self, columns: Sequence[str], needs_labels: bool) -> TextSet:
         wanted = tuple(columns) or USUAL_COLUMNS
@@ -132,29 +139,72 @@ class Material:
             table = io.StringIO(self.content.decode("utf-8-sig"), newline="")
         except UnicodeDecodeError as error:
             raise TextSetError(f"{self.name} is not UTF-8 ({error}): save it as that.") from error
-        reader = csv.DictReader(table, delimiter="\t" if self.name.lower().endswith(".tsv") else ",")
-        try:
-            header = tuple(reader.fieldnames or ())
-            wanted = tuple(columns) or tuple(column for column in USUAL_COLUMNS if column in header)
-            has_label = (label or USUAL_LABEL) in header
-            missing = [column for column in wanted if column not in header]
-            if not wanted or missing or (not has_label and (needs_labels or label)):
-                what = "no column for its texts" if not wanted else f"no {' and no '.join(missing or [_name(label)])}"
+        rows = _rows(table, "\t" if self.name.lower().endswith(".tsv") else ",", self.name)
+        _, header = next(rows, (1, ()))
+        self._check_header(header)
+        return self._texts_of(header, rows, columns, label, needs_labels)
+
+    def _check_header(self, header: Sequence[str]) -> None:
+        for column in header:
+            if len(column) > MAX_COLUMN_CHARS:
                 raise TextSetError(
-                    f"The columns of {self.name} are {', '.join(header) or 'none'}, with {what}: "
-                    "name them with --text and --label."
+                    f"The name of a column in line 1 of {self.name} begins with {column[:40]!r} and has more than "
+                    f"{MAX_COLUMN_CHARS} characters: is there a quotation mark too many, or no line of names?"
                 )
-            texts = []
-            for row in reader:
-                said = tuple(row[column] or "" for column in wanted)
-                name = " ".join((row[_name(label)] or "").split()) if has_label else ""
-                if needs_labels and not name:
-                    raise TextSetError(f"{self.name} has no label in line {reader.line_num}: add it, or take it out.")
-                _check_label(name, self.name)
-                texts.append(Text(said, name))
-        except csv.Error as error:
-            raise TextSetError(f"{self.name} is no table, in line {reader.line_num} ({error}).") from error
+            if column and header.count(column) > 1:
+                raise TextSetError(f"{self.name} has two columns {column!r} in line 1: rename one.")
+
+    def _texts_of(
+        self,
+        header: Sequence[str],
+        rows: Iterator[tuple[int, Sequence[str]]],
+        columns: Sequence[str],
+        label: str | None,
+        needs_labels: bool,
+    ) -> TextSet:
+        """The texts in the rows of a table."""
+        wanted = tuple(columns) or tuple(column for column in USUAL_COLUMNS if column in header)
+        has_label = _name(label) in header
+        missing = [column for column in wanted if column not in header]
+        if not wanted or missing or (not has_label and (needs_labels or label)):
+            what = "no column for its texts" if not wanted else f"no {' and no '.join(missing or [_name(label)])}"
+            listed = ", ".join(header[:_LISTED]) + (", …" if len(header) > _LISTED else "")
+            raise TextSetError(
+                f"The columns of {self.name} are {listed or 'none'}, with {what}: name them with --text and --label."
+            )
+        places = [header.index(column) for column in wanted]
+        labels = header.index(_name(label)) if has_label else None
+        texts = []
+        for line, row in rows:
+            if len(row) != len(header):
+                raise TextSetError(
+                    f"{self.name} has {len(row)} fields in line {line}, and {len(header)} columns: put a text with "
+                    "a separator or a quotation mark in it between quotation marks."
+                )
+            name = "" if labels is None else " ".join(row[labels].split())
+            if needs_labels and not name:
+                raise TextSetError(f"{self.name} has no label in line {line}: add it, or take it out.")
+            _check_label(name, self.name)
+            texts.append(Text(tuple(row[place] for place in places), name))
         return TextSet(wanted, tuple(texts))
+
+
+def _rows(table: TextIO, delimiter: str, name: str) -> Iterator[tuple[int, Sequence[str]]]:
+    """Each row that is not empty, with the number of its first line, from 1."""
+    reader = csv.reader(table, delimiter=delimiter, strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise TextSetError(
+                f"{name} is no table, in the row that begins in line {line} ({error}): "
+                "does a quotation mark open there and not close?"
+            ) from error
+        if row:
+            yield line, row
 
 
 def check_labels(texts: TextSet, name: str) -> None:

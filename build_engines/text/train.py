@@ -21,7 +21,8 @@ from build_engines.text.texts import TextSet
 REGULARISATION = 3.0
 LONGEST = {"text_classify": 2, "text_embed": 1}  # words and pairs of them; words alone
 MANY = 1000  # texts; among so many, what stands in one only is left out
-TOO_COMMON, NEVER_TOO_COMMON = 0.05, 10  # share of texts, and number, with a word that says nothing in a feature
+TOO_COMMON = 0.05  # share of texts with a word that says nothing in a feature
+ENOUGH = 200  # texts, for that to be told; among fewer, no word is left out for it
 
 MAX_WORDS, MAX_TERMS = 30_000, 50_000
 """Of a vocabulary, and with its pairs: every text in work takes a number for each."""
@@ -80,8 +81,9 @@ def train(task: str, texts: TextSet, dim: int) -> Trained:
     understands bare titles, too. Raises `TextSetError` when there are too few texts or words.
     """
     documents = [" ".join(find_words(text.joined)) for text in texts.texts]
-    terms = _terms(documents, task)
-    vectoriser = TfidfVectorizer(vocabulary=terms, ngram_range=(1, LONGEST[task]), **_SPLIT)
+    terms = _terms(documents, task, dim)
+    longest = max(term.count(" ") + 1 for term in terms)  # onnxruntime wants terms of each length
+    vectoriser = TfidfVectorizer(vocabulary=terms, ngram_range=(1, longest), **_SPLIT)
     if task == "text_classify":
         labels = texts.labels
         classes = [labels.index(text.label) for text in texts.texts]
@@ -101,18 +103,30 @@ def train(task: str, texts: TextSet, dim: int) -> Trained:
     return Trained(task, pipeline, ())
 
 
-def _terms(documents: Sequence[str], task: str) -> list[str]:
-    """The vocabulary: the words that stand in most documents, and pairs of them; for features none that all have."""
-    fewest = 1 if len(documents) < MANY else 2
-    most = max(NEVER_TOO_COMMON, int(TOO_COMMON * len(documents))) if task == "text_embed" else 1.0
-    counter = CountVectorizer(ngram_range=(1, LONGEST[task]), min_df=fewest, max_df=most, binary=True, **_SPLIT)
-    try:
-        counts = np.asarray(counter.fit_transform(documents).sum(axis=0)).ravel()
-    except ValueError as error:  # scikit-learn's word for an empty vocabulary
-        raise TextSetError("The texts have no words to learn from.") from error
-    terms = counter.get_feature_names_out()
+def _terms(documents: Sequence[str], task: str, dim: int) -> list[str]:
+    """The vocabulary: the words that stand in most documents, and pairs of them.
+
+    For features those are left out that stand in too many, unless too few words for `dim` dimensions would be left.
+    """
+    terms, counts = _counted(documents, LONGEST[task])
+    if task == "text_embed" and len(documents) >= ENOUGH:
+        telling = counts <= int(TOO_COMMON * len(documents))
+        if telling.sum() > dim:
+            terms, counts = terms[telling], counts[telling]
     order = [str(terms[index]) for index in np.argsort(-counts, kind="stable")]
     words = [term for term in order if " " not in term][:MAX_WORDS]
     known = frozenset(words)
     pairs = [term for term in order if " " in term and known.issuperset(term.split(" "))]
     return sorted([*words, *pairs[: MAX_TERMS - len(words)]])
+
+
+def _counted(documents: Sequence[str], longest: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Words, and pairs if `longest` is 2, in the alphabet's order, and in how many documents each stands."""
+    fewest = 1 if len(documents) < MANY else 2
+    counter = CountVectorizer(ngram_range=(1, longest), min_df=fewest, binary=True, **_SPLIT)
+    try:
+        counts = np.asarray(counter.fit_transform(documents).sum(axis=0)).ravel()
+    except ValueError as error:  # scikit-learn's word for an empty vocabulary
+        rare = " that stand in two of them or more" if fewest > 1 else ""
+        raise TextSetError(f"The texts have no words to learn from{rare}.") from error
+    return counter.get_feature_names_out(), counts

@@ -18,7 +18,7 @@ from gateway.cache import Row
 from gateway.errors import InvalidParameter, MissingText, TooManyImages
 from gateway.fetch import Address, Content
 from gateway.inference import Question
-from gateway.inputs import TEXTS_AN_IMAGE, UNKNOWN_TEXT
+from gateway.inputs import UNKNOWN_TEXT, as_images
 from gateway.observe.logging import request_id
 from gateway.observe.stages import Stage
 from gateway.predictions import known_share
@@ -136,9 +136,12 @@ async def _ask(
             raise InvalidParameter(f"The model {model.name} takes {model.task.of}, and {item.place} is {kind}.")
     if images and len(items) > settings.max_images:
         raise TooManyImages(f"One request may hold {settings.max_images} images.")
+    count = len(items)
     if not images:
-        check_texts([item.content for item in items if isinstance(item.content, bytes)], settings)
-    await gate.rates.add(caller.identity, len(items) if images else -(-len(items) // TEXTS_AN_IMAGE))
+        texts = [item.content for item in items if isinstance(item.content, bytes)]
+        check_texts(texts, settings)
+        count = as_images(len(texts), sum(map(len, texts)))
+    await gate.rates.add(caller.identity, count)
     deadline = parameters.deadline(request, settings)
     contents = await gate.fetch([item.content for item in items], deadline, grow)
     question = Question(model, (output,), version)

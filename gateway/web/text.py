@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from gateway.cache import Row
 from gateway.errors import MissingText, TooManyTexts
 from gateway.inference import Question
-from gateway.inputs import TEXTS_AN_IMAGE
+from gateway.inputs import as_images
 from gateway.observe.stages import Stage
 from gateway.predictions import known_share
 from gateway.settings import Settings
@@ -42,7 +42,7 @@ async def classify_texts(request: Request, gate: GateDep) -> Response:
             raise MissingText("The list `texts` is empty.")
         texts = [text.encode("utf-8", "replace") for text in wanted.texts]
         check_texts(texts, gate.settings)
-        await gate.rates.add(caller.identity, -(-len(wanted.texts) // TEXTS_AN_IMAGE))
+        await gate.rates.add(caller.identity, as_images(len(texts), sum(map(len, texts))))
         deadline = parameters.deadline(request, gate.settings)
         given = wanted.parameters()
         model = await parameters.model(given, TEXT_CLASSIFY, gate.settings.default_text_model, gate, caller)

@@ -22,6 +22,9 @@ TEXTS_AT_ONCE = 32  # each takes a row as wide as the vocabulary
 TOLERANCE = 1e-4
 """Largest difference of an output from the one that was certified."""
 
+TOO_LONG = -1.0
+"""In place of a share of known words."""
+
 Rows = npt.NDArray[np.float32]
 
 
@@ -30,10 +33,13 @@ class UnfitError(RuntimeError):
 
 
 class Engine:
-    """A text model: texts → FP32 [n, width] and the share of each text's words that it knows, FP32 [n, 1]."""
+    """A text model: texts → FP32 [n, width] and the share of each text's words that it knows, FP32 [n, 1].
+
+    The share is `TOO_LONG` for a text that is longer than what is read of one: its row is that of a text without words.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._find_words = _load_words(folder / "words.py")
+        self._read_words = _load_words(folder / "words.py")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1  # other texts are what the other cores are for
         options.log_severity_level = 4  # what goes wrong is raised, too
@@ -46,7 +52,7 @@ class Engine:
 
     def __call__(self, texts: Sequence[bytes | str]) -> tuple[Rows, Rows]:
         """Both outputs for any number of texts, in order; bytes are UTF-8. Never fails because of a text."""
-        found = [self._find_words(text) for text in texts]
+        found = [words if whole else None for words, whole in map(self._read_words, texts)]
         if len(found) == 1:
             return self._run(found)
         rows, shares = np.empty((len(found), self.width), np.float32), np.empty((len(found), 1), np.float32)
@@ -55,15 +61,18 @@ class Engine:
             rows[part], shares[part] = self._run(found[part])
         return rows, shares
 
-    def _run(self, found: list[list[str]]) -> tuple[Rows, Rows]:
-        longest = max([1, *map(len, found)])
+    def _run(self, found: list[list[str] | None]) -> tuple[Rows, Rows]:
+        """`None` stands for a text that is too long."""
+        read = [words or [] for words in found]
+        longest = max([1, *map(len, read)])
         # The empty string is no word, and so in no vocabulary.
-        padded = [words + [""] * (longest - len(words)) for words in found]
-        rows = self._session.run(None, {"WORDS": np.array(padded, object).reshape(len(found), longest)})[0]
+        padded = [words + [""] * (longest - len(words)) for words in read]
+        rows = self._session.run(None, {"WORDS": np.array(padded, object).reshape(len(read), longest)})[0]
         known = self._vocabulary
-        shares = [sum([word in known for word in words]) / (len(words) or 1) for words in found]
+        shares = [sum([word in known for word in words]) / (len(words) or 1) for words in read]
         if self.output == "EMBEDDING":  # of which a known word alone makes no direction
             shares = [share if row.any() else 0.0 for share, row in zip(shares, rows, strict=True)]
+        shares = [TOO_LONG if words is None else share for words, share in zip(found, shares, strict=True)]
         return rows, np.array(shares, np.float32).reshape(-1, 1)
 
 
@@ -115,4 +124,4 @@ def _load_words(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.find_words
+    return module.read_words

@@ -18,6 +18,7 @@ from build_engines.configs import Entry
 from build_engines.errors import BuildError
 from build_engines.text import TextOrder, build_samples, build_text
 from build_engines.text.build import SAMPLES
+from build_engines.text.serving.engine import load
 from tests.build_engines.text.conftest import SMALL, small_order
 from tests.servers import ROOT
 
@@ -161,6 +162,63 @@ def test_moderation_comes_with_the_model(table: Table, tmp_path: Path) -> None:
     file.write_text('{"knife": {"category": "violence", "threshold": 0.5}}')
     with pytest.raises(BuildError, match="names the label 'knife'"):
         build_text(small_order(table(), tmp_path, moderation=file), silent)
+
+
+def test_contradictions_are_said_and_counted(table: Table, tmp_path: Path) -> None:
+    """A line says how many rows were left out because they say another label, and the certificate keeps the number."""
+    said: list[str] = []
+    folder = build_text(small_order(table(*SMALL, "tool,apples", "tool,sweet pears"), tmp_path), said.append)
+    assert folder is not None
+    sentence = (
+        "text_classifier: table.csv says another label for a text that it has already in 2 rows: these were left out"
+    )
+    assert said[:-1] == [sentence, sentence]  # it is learnt from, and judged with
+    certificate = publish.read_certificate(folder)
+    assert certificate is not None
+    assert (certificate["source"]["rows"], certificate["source"]["contradictions"]) == (10, 2)
+
+
+def test_texts_that_are_too_long_to_be_served_are_not_judged_with(table: Table, tmp_path: Path) -> None:
+    """They are learnt from as far as they are read, and a line says how many are left out of the judgement."""
+    said: list[str] = []
+    rows = (*SMALL, f"tool,{'saw ' * 10_000}")
+    folder = build_text(small_order(table(*rows), tmp_path), said.append)
+    assert folder is not None
+    assert said[0] == "text_classifier: 1 texts to judge with are longer than 32,768 characters: left out"
+    certificate = publish.read_certificate(folder)
+    assert certificate is not None
+    assert (certificate["source"]["rows"], certificate["agreement"]["texts"]) == (11, 10)
+
+
+@pytest.mark.parametrize("task", ["text_classify", "text_embed"])
+@pytest.mark.parametrize("words", [("apple", "pear", "plum", "saw", "nail", "drill"), ("apple", "apple", "saw", "saw")])
+def test_texts_of_one_word_each(table: Table, tmp_path: Path, task: str, words: tuple[str, ...]) -> None:
+    """No pairs of words to learn, and few words: a model nevertheless."""
+    rows = [
+        f"{'fruit' if k < len(words) // 2 else 'tool'},{word}{'!' * n}"
+        for n in range(5)
+        for k, word in enumerate(words)
+    ]
+    folder = build_text(small_order(table(*rows), tmp_path, task=task, dim=1, min_accuracy=0), silent)
+    assert folder is not None
+    assert load(folder)(["saw"])[1] == [[1]]
+
+
+@pytest.mark.parametrize("number", [60, 400])
+def test_features_of_few_words_that_are_all_common(table: Table, tmp_path: Path, number: int) -> None:
+    """No word is left out for being common where there would be too few left, or too few texts to tell."""
+    rows = [f"the red {'apple' if k % 2 else 'saw'} {'.' * k}" for k in range(number)]
+    order = small_order(table(*rows, header="title"), tmp_path, task="text_embed", dim=2)
+    folder = build_text(order, silent)
+    assert folder is not None
+    assert load(folder)(["the red saw"])[1] == [[1]]
+
+
+@pytest.mark.parametrize("option", ["--moderation", "--train", "--valid", "--feed"])
+def test_a_device_is_no_file(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever option names it: one sentence, and not a read without an end."""
+    assert main(["text", option, "/dev/zero", "--repository", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "/dev/zero cannot be read (no regular file): name a file.\n"
 
 
 @pytest.mark.parametrize(

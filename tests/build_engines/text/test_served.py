@@ -37,7 +37,7 @@ TWENTY = (
     "zxqv wvut",
     "one\0two prices",
     "Prices " * 3000,
-    "x" * 100_000,
+    "x" * 30_000,
     '"quoted", it#39;s & <b>bold</b>',
     "\u0410\u043a\u0446\u0438\u0438 \u0440\u0430\u0441\u0442\u0443\u0442",
     "Coach names an unchanged team",
@@ -125,6 +125,19 @@ def test_no_text_harms(triton: grpc_client.InferenceServerClient, model: str) ->
     assert not known[without_words].any()
     np.testing.assert_array_equal(rows[5], rows[21])
     assert known[21] == known[5] == 1
+
+
+@each_model
+def test_a_text_that_is_too_long_is_said_to_be(triton: grpc_client.InferenceServerClient, model: str) -> None:
+    """Known words of -1 for a text that is not read to its end; its neighbours in the request are answered as ever."""
+    long = [TWENTY[0] + " x" * 20_000, b"\xff" * 40_000, "\ufdfa" * 2000, "x" * 10_000_000]
+    alone = ask(triton, model, TWENTY[:1])
+    rows, known = ask(triton, model, [long[0], TWENTY[0], *long[1:], "\u200b" * 30_000 + TWENTY[0]])
+    assert known[:, 0].tolist() == [-1, alone[1][0, 0], -1, -1, -1, alone[1][0, 0]]
+    assert np.isfinite(rows).all()
+    np.testing.assert_allclose(rows[[1, 5]], alone[0][[0, 0]], atol=1e-6)
+    if model == "text_embedder":
+        assert not rows[[0, 2, 3, 4]].any()
 
 
 @each_model

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def test_other_columns_and_forms(table: Table) -> None:
 
 def test_a_text_counts_once(table: Table) -> None:
     """Of the same text twice the first stays, with its label: else it would be learnt and judged with at once."""
-    assert [text.label for text in read(table("one,same", "two,other", "two,same")).texts] == ["one", "two"]
+    texts = read(table("one,same", "two,other", "two,same", "two,other", "three,same"))
+    assert [text.label for text in texts.texts] == ["one", "two"]
+    assert texts.contradictions == 2
+    assert texts.split()[0].contradictions == 2
 
 
 @pytest.mark.parametrize(
@@ -45,20 +49,28 @@ def test_a_text_counts_once(table: Table) -> None:
         ("label,title", "x,y", ("headline",), "with no headline: name them with --text"),
         ("kind,title", "x,y", (), "with no label: name them with --text and --label"),
         ("label,title", " ,y", (), "no label in line 2"),
-        ("label,title", "x", (), None),
+        ("label,title", "x", (), r"1 fields in line 2, and 2 columns"),
+        ("label,title", "x,y,z", (), r"3 fields in line 2, and 2 columns"),
+        ("label,title", 'x,y\nx,"y\nz,u', (), r"row that begins in line 3 \(unexpected end.*quotation mark"),
+        ("label,title", 'x,"y" z', (), r"no table, in the row that begins in line 2 \('.' expected after"),
+        ("label,title", 'x,"y\nz"\n\nx,y,z', (), "3 fields in line 5"),
+        ("label,title,label", "x,y,z", (), "two columns 'label' in line 1"),
+        (f"label,title,{'x' * 201}", "x,y,z", (), "name of a column in line 1 .* more than 200 characters"),
+        (",".join(map(str, range(99))), "x", (), r"are 0, 1, .*, 19, …, with no column"),
+        ("label,title,,", "x,y,,", (), None),
         ("", "", (), "columns of table.csv are none"),
         ("label,title", f"{'x' * 201},y", (), "at most 200 characters"),
         ("label,title", '"x\x07",y', (), "all printable"),
-        ("label,title", f"x,{'y' * 140_000}", (), r"no table, in line 1 \(field larger"),
+        ("label,title", f"x,{'y' * 140_000}", (), r"in the row that begins in line 2 \(field larger"),
     ],
 )
 def test_a_table_that_does_not_do(
     table: Table, header: str, row: str, columns: tuple[str, ...], sentence: str | None
 ) -> None:
-    """What is missing or wrong is said in a sentence; a text that is not there is an empty one."""
+    """What is missing or wrong is said in a sentence, with its line; columns without names do no harm."""
     path = table(row, header=header)
     if sentence is None:
-        assert read(path, *columns).texts == (Text(("",), "x"),)
+        assert read(path, *columns).texts == (Text(("y",), "x"),)
         return
     with pytest.raises(TextSetError, match=sentence):
         read(path, *columns)
@@ -72,6 +84,21 @@ def test_what_is_no_text_is_refused(table: Table, tmp_path: Path) -> None:
     path.write_bytes(b"label,title\nx,caf\xe9\n")
     with pytest.raises(TextSetError, match="is not UTF-8"):
         read(str(path))
+
+
+def test_what_has_no_end_is_not_read(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices, pipes and folders are refused unopened; of files no more is read than is taken."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", tmp_path / "pipe", tmp_path):
+        for is_feed in (False, True):
+            with pytest.raises(TextSetError, match="no regular file"):
+                Material.of(str(path), is_feed=is_feed)
+    monkeypatch.setattr("build_engines.text.texts.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("build_engines.text.texts.MAX_FEED_BYTES", 1 << 20)
+    large = table("x" * (1 << 20))
+    for is_feed in (False, True):
+        with pytest.raises(TextSetError, match="larger than 1 MiB"):
+            Material.of(large, is_feed=is_feed)
 
 
 def test_labels_are_not_needed_for_features(table: Table) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from build_engines.text.serving.words import MAX_CHARS, MAX_WORD_CHARS, find_words
+from build_engines.text.serving.words import MAX_CHARS, MAX_WORD_CHARS, find_words, read_words
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from build_engines.text.serving.words import MAX_CHARS, MAX_WORD_CHARS, find_wor
         ("東京タワーは高い。", "東 京 タ ワ ー は 高 い"),
         ("한국어 한국", "한국어 한국"),
         ("\U0001f642\U0001f44d\u200d \u2026", ""),
-        ("one\0two\u202ethree\tfour\nfive", "one two three four five"),
+        ("one\0two\u2028three\tfour\nfive", "one two three four five"),
         ("", ""),
         (" \u3000\r\n", ""),
     ],
@@ -51,6 +51,49 @@ def test_a_long_decomposed_text_is_cut_at_the_same_place() -> None:
     """The limit counts characters as they are after composing them."""
     text = "\ud55c\uad6d\uc5b4 " * (MAX_CHARS // 2)
     assert find_words(unicodedata.normalize("NFD", text)) == find_words(text)
+
+
+@pytest.mark.parametrize("unseen", ["\u00ad", "\u200b", "\u200d", "\u2060", "\ufeff", "\u202e", "\u034f", "\ufe0f", "\u3164",
+                                    "\U000e0041", "\U000e0100"])  # fmt: skip
+def test_what_nobody_sees_hides_no_word(unseen: str) -> None:
+    """A soft hyphen or another character without a shape changes no word, and however many there are, all is read."""
+    assert read_words(f"I {unseen}ki{unseen}ll{unseen}") == (["i", "kill"], True)
+    assert read_words(f"caf{unseen}e{unseen}\u0301") == (["caf\u00e9"], True)
+    assert read_words(unseen * MAX_CHARS + " kill") == (["kill"], True)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("", True),
+        ("a" * MAX_CHARS, True),
+        ("a" * (MAX_CHARS + 1), False),
+        ("\u00e9" * MAX_CHARS, True),
+        ("e\u0301" * MAX_CHARS, True),  # as many characters when they are composed
+        ("\u00e9" * MAX_CHARS + "a", False),
+        ("e\u0301" * MAX_CHARS + " kill", False),
+        ("\ufdfa" * (MAX_CHARS // 18), True),
+        ("\ufdfa" * (MAX_CHARS // 18 + 1), False),  # each becomes 18 characters
+        ("\u0390" * MAX_CHARS, True),  # without upper case three characters, which are one when composed
+        ("\u1e9e" * (MAX_CHARS // 2), True),
+        ("\u1e9e" * (MAX_CHARS // 2 + 1), False),  # becomes ss
+        ("\u0301" * 50_000 + " kill", True),
+        ("\u200b" * 10_000_000, False),
+        ("\U000e0041" * 10_000_000, False),
+    ],
+)
+def test_a_text_is_read_to_its_end_or_said_not_to_be(text: str, whole: bool) -> None:
+    """Bytes or characters: whoever asks about a text is told where its end may hold words that were not read."""
+    assert read_words(text)[1] is read_words(text.encode())[1] is whole
+
+
+@given(
+    st.text(max_size=60), st.integers(0, MAX_CHARS), st.sampled_from(["a", " ", "\u00e9", "\ufdfa", "\u200b", "\u0301"])
+)
+def test_no_padding_swallows_the_last_word(text: str, padding: int, character: str) -> None:
+    """Whatever stands before it and however much: the last word is read, or the text is said to be too long."""
+    words, whole = read_words(f"{text}{character * padding} kill")
+    assert not whole or words[-1] == "kill"
 
 
 @given(st.text(max_size=200))
