@@ -127,8 +127,10 @@ class Run:
                         break
                     while batches and (not paths or len(batches) >= self._pace.limit + AHEAD):
                         done, batches = await asyncio.wait(batches, return_when=asyncio.FIRST_COMPLETED)
-                        for each in done:
-                            each.result()
+                        # Of all: asyncio logs those that nobody asks for.
+                        failures = [failure for each in done if (failure := each.exception())]
+                        if failures:
+                            raise failures[0]
                         if self._waiting:
                             break
         finally:
@@ -173,7 +175,9 @@ class Run:
         rows = await self._rows(loaded)
         failed = sum(row.problem is not None for row in rows)
         # What was answered is kept, even if the run ends in this moment.
-        await asyncio.shield(self._in(self._clerk, lambda: self._spool.add(rows, self._model)))
+        adding = asyncio.create_task(self._in(self._clerk, lambda: self._spool.add(rows, self._model)))
+        adding.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs what comes late
+        await asyncio.shield(adding)
         self._under_way.difference_update(row.path for row in rows)
         self._tally.count(answered=len(rows) - failed, failed=failed)
 

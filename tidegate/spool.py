@@ -33,9 +33,9 @@ CREATE TABLE results (
 """
 _FORMAT = "1"
 _NO_ROOM = {
-    errno.ENOSPC: "its disk is full",
-    errno.EDQUOT: "the quota of its disk is used up",
-    errno.EFBIG: "the file would be larger than is allowed (`ulimit -f`)",
+    errno.ENOSPC: "its disk is full, so make room for it",
+    errno.EDQUOT: "the quota of its disk is used up, so make room for it",
+    errno.EFBIG: "it would be larger than is allowed, so raise `ulimit -f`",
 }
 
 
@@ -88,10 +88,10 @@ class Spool:
             raise SpoolError(f"{self.folder} is damaged: answers are missing. Delete it, and begin anew.")
         try:
             self._answers.truncate(self._end)
+            self._commit()
         except BaseException:
             self._answers.close()
             raise
-        self._committed_at = self._clock()
 
     @property
     def plan(self) -> Mapping[str, str]:
@@ -174,26 +174,25 @@ class Spool:
         """One for each input of this run, in order; without `kept` faster, and without what is kept of the answers."""
         with self._writing():
             self._commit()
-        with _mishaps(self.folder):
-            with open(self.folder / "answers", "rb") as answers:
-                for path, size, changed, code, message, passing, start, length in self._index.execute(
-                    "SELECT inputs.path, size, changed_ns, code, message, passing, start, length "
-                    "FROM inputs LEFT JOIN results USING (path) ORDER BY place"
-                ):
-                    if passing is None:
-                        raise SpoolError(f"{self.folder} has no result for {os.fsdecode(path)!r}: run it again.")
-                    stamp = Stamp(size, changed) if size is not None else None
-                    if code is not None:
-                        yield Row(os.fsdecode(path), stamp, problem=Problem(code, message, bool(passing)))
-                        continue
-                    if not kept:
-                        yield Row(os.fsdecode(path), stamp)
-                        continue
-                    answers.seek(start)
-                    answer = answers.read(length)
-                    if len(answer) != length:
-                        raise SpoolError(f"{self.folder} is damaged: answers are missing. Delete it, and begin anew.")
-                    yield Row(os.fsdecode(path), stamp, answer)
+        with _mishaps(self.folder), open(self.folder / "answers", "rb") as answers:
+            for path, size, changed, code, message, passing, start, length in self._index.execute(
+                "SELECT inputs.path, size, changed_ns, code, message, passing, start, length "
+                "FROM inputs LEFT JOIN results USING (path) ORDER BY place"
+            ):
+                if passing is None:
+                    raise SpoolError(f"{self.folder} has no result for {os.fsdecode(path)!r}: run it again.")
+                stamp = Stamp(size, changed) if size is not None else None
+                if code is not None:
+                    yield Row(os.fsdecode(path), stamp, problem=Problem(code, message, bool(passing)))
+                    continue
+                if not kept:
+                    yield Row(os.fsdecode(path), stamp)
+                    continue
+                answers.seek(start)
+                answer = answers.read(length)
+                if len(answer) != length:
+                    raise SpoolError(f"{self.folder} is damaged: answers are missing. Delete it, and begin anew.")
+                yield Row(os.fsdecode(path), stamp, answer)
 
     def inputs(self) -> int:
         """How many inputs this run has."""
@@ -232,7 +231,7 @@ class Spool:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """After one failure nobody knows what of it is in the buffer, or in the transaction: nothing more is written."""
+        """After one failure nobody knows what is in the buffer and in the transaction: nothing more is written."""
         if self._failed is not None:
             raise self._failed
         try:
@@ -240,6 +239,8 @@ class Spool:
                 yield
         except SpoolError as error:
             self._failed = error
+            with suppress(sqlite3.Error):  # it may be rolled back already
+                self._index.execute("ROLLBACK")
             raise
 
     def _fact(self, name: str) -> str | None:
@@ -286,7 +287,7 @@ def _named(model: Model) -> str:
 def mishap(where: Path, error: OSError, deed: str = "used") -> SpoolError:
     """What a disk says, as a sentence of ours."""
     if error.errno in _NO_ROOM:
-        return NoRoom(f"{where} cannot be written: {_NO_ROOM[error.errno]}. Make room for it.")
+        return NoRoom(f"{where} cannot be written: {_NO_ROOM[error.errno]}.")
     return SpoolError(f"{where} cannot be {deed}: {error.strerror or error}.")
 
 

@@ -21,10 +21,11 @@ BAD = b"no image"
 """A file that begins like this is no image to the stand-in."""
 
 
-def features(content: bytes, dim: int = 4) -> NDArray[np.float32]:
-    """FP32 `[dim]` of a file, which depends on nothing but its bytes."""
+def features(content: bytes, dim: int = 4, *, unit: bool = False) -> NDArray[np.float32]:
+    """FP32 `[dim]` of a file, which depends on nothing but its bytes; of length 1 with `unit`."""
     seed = int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
-    return np.random.default_rng(seed).random(dim, dtype=np.float32)
+    values = np.random.default_rng(seed).random(dim, dtype=np.float32)
+    return values / np.linalg.norm(values) if unit else values
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Reply:
 class StandIn:
     """The server: `instead` may answer in its place, `requests` and `images` say what came.
 
+    Unless it `obeys` it does not know `normalize`.
     A request whose number `hold_from` is reached waits for `go`; `held` is set when one does.
     """
 
@@ -60,6 +62,7 @@ class StandIn:
         self.instead: Callable[[Request], Reply | None] = lambda request: None
         self.ready = True
         self.numbers = False
+        self.obeys = True
         self.requests: list[Request] = []
         self.images: Counter[bytes] = Counter()
         self.at_once = self.most_at_once = 0
@@ -89,7 +92,9 @@ class StandIn:
                 self.at_once -= 1
 
     def _right(self, request: Request) -> Reply:
-        results = [{"index": i, "filename": str(i), **self._result(file)} for i, file in enumerate(request.files)]
+        results = [
+            {"index": i, "filename": str(i), **self._result(file, request)} for i, file in enumerate(request.files)
+        ]
         if all(result["status"] == "error" for result in results):
             problem = {"status": 422, "code": "no_usable_image", "detail": "None.", "results": results}
             return Reply(422, body=json.dumps(problem).encode())
@@ -97,12 +102,13 @@ class StandIn:
         body = {"request_id": "1", "model": model, "dim": self.dim, "results": results, "timings_ms": {}}
         return Reply(200, body=json.dumps(body).encode())
 
-    def _result(self, file: bytes) -> dict[str, Any]:
+    def _result(self, file: bytes, request: Request) -> dict[str, Any]:
         if not file:
             return {"status": "error", "error": {"code": "empty_image", "message": "The file is empty."}}
         if file.startswith(BAD):
             return {"status": "error", "error": {"code": "unsupported_image", "message": "It is no image."}}
-        values = features(file, self.dim).astype("<f4")
+        unit = self.obeys and request.fields.get("normalize") == "true"
+        values = features(file, self.dim, unit=unit).astype("<f4")
         if self.numbers:
             return {"status": "ok", "embedding": values.tolist()}
         return {"status": "ok", "embedding": base64.b64encode(values.tobytes()).decode()}

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 
@@ -107,9 +108,34 @@ def test_a_proxy_that_refuses_has_no_code(stand_in: StandIn) -> None:
         ask(stand_in.url, b"a")
 
 
+@pytest.mark.parametrize("code", ["\x1b[31mred", "two\nlines", "Upper", "x" * 65, 7, ["a"], "\ud800"])
+def test_a_code_looks_like_a_code(stand_in: StandIn, code: object) -> None:
+    """What does not is an unknown error; and the server's sentence is one line of what can be printed."""
+    for status, kind in ((400, Refused), (413, TooLarge), (429, Unanswered), (500, Unanswered)):
+        detail = "\x1b]0;title\x07first\r\nsecond\u2028third\ud800 " + "x" * 10_000
+        stand_in.instead = always(Reply(status, body=json.dumps({"code": code, "detail": detail}).encode()))
+        with pytest.raises(kind, match=r"unknown_error: \]0;title first second third x+…$") as caught:
+            ask(stand_in.url, b"a")
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 300
+
+
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("7", 7.0), ("0", 0.0), ("soon", None), ("-1", None), ("1.5", None), ("", None), ("Fri, 99 Zzz", None)],
+    [
+        ("7", 7.0),
+        ("0", 0.0),
+        ("soon", None),
+        ("-1", None),
+        ("1.5", None),
+        ("", None),
+        ("Fri, 99 Zzz", None),
+        ("0" * 20 + "7", 7.0),
+        ("99999999", 99999999.0),
+        ("9" * 5000, 1e9),
+        ("Fri, 01 Jan 99999999999 00:00:00 GMT", None),
+        ("Fri, 01 Jan 2100 00:00:00 +999999999999", None),
+    ],
 )
 def test_retry_after_in_seconds(stand_in: StandIn, value: str, seconds: float | None) -> None:
     """A whole number; anything else that is no date is as if nothing had been said."""
@@ -160,6 +186,26 @@ def test_a_gateway_that_says_nothing(stand_in: StandIn) -> None:
     assert caught.value.code == "timeout"
 
 
+HEAD = {"model": {"name": "m", "version": "1"}, "dim": 4}
+_ODD: list[dict[str, Any]] = [
+    {"dim": None},
+    {"dim": 0},
+    {"dim": -4},
+    {"dim": True},
+    {"dim": 4.0},
+    {"dim": 10**18},
+    {"model": {}},
+    {"model": {"name": "m"}},
+    {"model": {"name": "m", "version": 1}},
+    {"model": {"name": None, "version": "1"}},
+    {"model": {"name": "", "version": "1"}},
+    {"model": {"name": "m", "version": " "}},
+    {"model": {"name": "m\x1b[2J", "version": "1"}},
+    {"model": {"name": "m", "version": "\ud800"}},
+    {"model": {"name": "m" * 1000, "version": "1"}},
+]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -172,6 +218,10 @@ def test_a_gateway_that_says_nothing(stand_in: StandIn) -> None:
         b'{"model": "m", "dim": 4, "results": [{"index": 0}]}',
         b'{"model": {"name": "m", "version": "1"}, "dim": "4", "results": [{"index": 0}]}',
         b"[" * 100_000,
+        *(
+            json.dumps({**HEAD, **part, "results": [{"index": 0, "status": "error", "error": {}}]}).encode()
+            for part in _ODD
+        ),
     ],
 )
 def test_what_is_no_gateway_is_told_from_one(stand_in: StandIn, body: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -81,6 +81,22 @@ def test_retry_after_is_waited_for(stand_in: StandIn) -> None:
     assert slept == [17]
 
 
+@pytest.mark.parametrize("retries", [0, 3])
+def test_a_long_retry_after_is_not_waited_for(stand_in: StandIn, retries: int) -> None:
+    """Five minutes are; for more the run ends at once, and says how long it was asked to wait."""
+    slept: list[float] = []
+    asked = iter(["301", "300", "301"])
+    stand_in.instead = lambda request: Reply(429, "rate_limited", {"Retry-After": next(asked)})
+    sentence = r"left alone for 5 min 1 s \(rate_limited\), and a run waits for 5 min 0 s"
+    with pytest.raises(GatewayAway, match=sentence):
+        deliver(stand_in, FILES, retries, slept)
+    assert slept == []
+    if retries:
+        with pytest.raises(GatewayAway, match=sentence):
+            deliver(stand_in, FILES, retries, slept)
+        assert slept == [300]
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
 def test_other_errors_of_the_caller_are_not_sent_again(stand_in: StandIn, status: int) -> None:
     """They would be answered in the same way, for every batch: one request, and the run ends."""
@@ -152,22 +168,39 @@ def test_a_gateway_that_is_not_well_ends_the_run(stand_in: StandIn) -> None:
         {"status": "ok", "embedding": "***"},
         {"status": "ok", "embedding": "AAAA"},
         {"status": "ok", "embedding": base64.b64encode(bytes(20)).decode()},
-        {"status": "ok", "embedding": base64.b64encode(bytes.fromhex("0000c07f") * 4).decode()},
         {"status": "ok", "embedding": [1, 2, 3]},
         {"status": "ok", "embedding": [1, 2, 3, "x"]},
+        {"status": "ok", "embedding": [1, 2, 3, True]},
+        {"status": "ok", "embedding": [1, 2, 3, 10**400]},
+        {"status": "ok", "embedding": [[1, 2], [3, 4]]},
+        {"status": "ok", "embedding": ""},
+        {"status": "ok", "embedding": "\ud800"},
         {"status": "ok", "embedding": None},
+        {"status": "error"},
     ],
 )
-def test_a_result_that_cannot_be_used(stand_in: StandIn, result: dict[str, Any]) -> None:
-    """Without features, of another length, or with NaN in it: that is that file's error, and nothing is made up."""
+def test_a_result_that_no_gateway_gives(stand_in: StandIn, result: dict[str, Any]) -> None:
+    """Without features, or of another length than `dim`: the run ends, because nothing in such answers can be
+    trusted."""
+    stand_in.instead = after_a_good_one(result)
+    with pytest.raises(Refused, match="does not answer as a Tidegate gateway does"):
+        deliver(stand_in, [b"a", b"b"])
 
-    def instead(request: Request) -> Reply:
-        good = {"index": 0, "status": "ok", "embedding": base64.b64encode(features(b"a").tobytes()).decode()}
-        body = {"model": {"name": "embedder", "version": "1"}, "dim": 4, "results": [good, {"index": 1, **result}]}
-        return Reply(200, body=json.dumps(body).encode())
 
-    stand_in.instead = instead
+@pytest.mark.parametrize(
+    "embedding", [base64.b64encode(bytes.fromhex("0000c07f") * 4).decode(), [1, 2, 3, 1e39], [1, 2, 3, float("nan")]]
+)
+def test_features_that_are_no_numbers(stand_in: StandIn, embedding: object) -> None:
+    """NaN, and what FP32 cannot hold, is that file's error, and nothing is made up."""
+    stand_in.instead = after_a_good_one({"status": "ok", "embedding": embedding})
     outcomes = deliver(stand_in, [b"a", b"b"])
     assert outcomes[:1] == right(b"a")
     assert isinstance(outcomes[1], Problem)
-    assert outcomes[1].code == "bad_answer"
+    assert (outcomes[1].code, outcomes[1].passing) == ("bad_answer", True)
+
+
+def after_a_good_one(result: dict[str, Any]) -> Callable[[Request], Reply]:
+    """An answer for two files; the result of the second is `result`."""
+    good = {"index": 0, "status": "ok", "embedding": base64.b64encode(features(b"a").tobytes()).decode()}
+    body = {"model": {"name": "embedder", "version": "1"}, "dim": 4, "results": [good, {"index": 1, **result}]}
+    return lambda request: Reply(200, body=json.dumps(body).encode())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +15,13 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from tests.tidegate.stand_in import BAD, Reply, Request, StandIn, features, serving
-from tidegate.bulk import Plan
+from tidegate.bulk import Plan, Run, Walk
+from tidegate.client import Model
 from tidegate.delivery import Retries
-from tidegate.errors import DifferentModel, GatewayAway, InputsError, Refused, SpoolError
+from tidegate.errors import DifferentModel, GatewayAway, InputsError, NoRoom, Refused, SpoolError
 from tidegate.extraction import Embed, Job, extract, is_finished, spool_folder
 from tidegate.inputs import Sources
+from tidegate.spool import Spool
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def job(stand_in: StandIn, *paths: Path, batch: int = 4, concurrency: int | None
     return Job(Sources(tuple(map(str, paths))), out, stand_in.url, plan=plan, timeout_s=20)
 
 
-def check(out: Path, expected: dict[str, bytes | str]) -> None:
+def check(out: Path, expected: dict[str, bytes | str], *, unit: bool = False) -> None:
     """That `out` has these rows in this order: features of the bytes, or the code of an error."""
     with np.load(out) as file:
         paths, errors, embeddings = file["paths"].tolist(), file["errors"].tolist(), file["embeddings"]
@@ -50,7 +54,7 @@ def check(out: Path, expected: dict[str, bytes | str]) -> None:
     for path, error, embedding, what in zip(paths, errors, embeddings, expected.values(), strict=True):
         if isinstance(what, bytes):
             assert error == "", path
-            assert_array_equal(embedding, features(what), path)
+            assert_array_equal(embedding, features(what, unit=unit), path)
         else:
             assert error == what, path
             assert np.isnan(embedding).all()
@@ -107,7 +111,7 @@ def test_all_is_well(stand_in: StandIn, photos: Path) -> None:
     wanted = replace(job(stand_in, photos), task=Embed("flowers", "15", normalize=True), key="tg_1_x")
     summary = extract(wanted)
     assert (summary.rows, summary.failed, summary.passing) == (100, 0, 0)
-    check(wanted.out, all_photos())
+    check(wanted.out, all_photos(), unit=True)
     assert sorted(os.listdir(photos.parent)) == ["out.npz", "photos"]
     expected = {"model": "flowers", "version": "15", "encoding_format": "base64", "normalize": "true"}
     assert all(request.fields == expected for request in stand_in.requests)
@@ -198,6 +202,65 @@ def test_two_models_do_not_mix(stand_in: StandIn, photos: Path, model: str, vers
     check(wanted.out, all_photos())
 
 
+def test_two_versions_that_share_the_work_do_not_mix(stand_in: StandIn, photos: Path) -> None:
+    """A gateway that answers by turns with two versions: the run ends, and what its sentence says to do helps."""
+
+    def by_turns(request: Request) -> None:
+        stand_in.version = request.fields.get("version") or str(1 + len(stand_in.requests) // 6 % 2)
+
+    stand_in.instead = by_turns
+    wanted = job(stand_in, photos, concurrency=1)
+    with pytest.raises(DifferentModel, match="--resume with --model-version 1 pins the one from before"):
+        extract(wanted)
+    with pytest.raises(SpoolError, match=r"asked for something else \(version 1\)"):
+        extract(replace(wanted, resume=True, task=Embed(model_version="2")))
+    summary = extract(replace(wanted, resume=True, task=Embed("embedder", "1")))
+    assert (summary.model, summary.sent) == (Model("embedder", "1", 4), 80)
+    check(wanted.out, all_photos())
+
+
+def test_features_that_are_not_of_unit_length_are_refused(stand_in: StandIn, photos: Path) -> None:
+    """A server that does not know `normalize` passes over it; nothing is left behind."""
+    stand_in.obeys = False
+    wanted = job(stand_in, photos)
+    with pytest.raises(Refused, match="does not answer as a Tidegate gateway does: unit length was asked for"):
+        extract(replace(wanted, task=Embed(normalize=True)))
+    assert os.listdir(photos.parent) == ["photos"]
+    extract(wanted)
+    check(wanted.out, all_photos())
+
+
+def test_a_long_pause_ends_the_run(stand_in: StandIn, photos: Path) -> None:
+    """What was answered before is kept, and the next run goes on there."""
+    stand_in.instead = lambda request: (
+        Reply(503, "overloaded", {"Retry-After": "99999999"}) if len(stand_in.requests) > 10 else None
+    )
+    wanted = job(stand_in, photos, concurrency=1)
+    with pytest.raises(GatewayAway, match=r"asks to be left alone for 27,777 h 46 min \(overloaded\)"):
+        extract(wanted)
+    stand_in.instead = lambda request: None
+    assert extract(replace(wanted, resume=True)).sent == 60
+    check(wanted.out, all_photos())
+
+
+def test_what_the_server_says_is_clean_in_the_file(stand_in: StandIn, photos: Path) -> None:
+    """No control characters, no surrogates, and no novel: neither in codes nor in messages."""
+    texts = ["one\nline", "\x1b[2Jgone\x07\u202e", "\ud800", "x" * 100_000, None, 7]
+    results = [
+        {"index": i, "status": "error", "error": {"code": text, "message": text}} for i, text in enumerate(texts)
+    ]
+    body = json.dumps({"code": "no_usable_image", "results": results}).encode()
+    stand_in.instead = lambda request: Reply(422, body=body)
+    wanted = job(stand_in, *(photos / f"{number:03}" for number in range(6)), batch=6)
+    assert extract(wanted).problems[0][:2] == ("unknown_error", 6)
+    with np.load(wanted.out) as file:
+        assert set(file["errors"].tolist()) == {"unknown_error"}
+        first, second, *nothing = file["messages"].tolist()
+    assert (first, second) == ("one line", "[2Jgone")
+    unsaid = "The gateway did not say why."
+    assert nothing == [unsaid, "x" * 199 + "…", unsaid, unsaid]
+
+
 def test_two_runs_that_ask_for_different_things_do_not_mix(stand_in: StandIn, photos: Path) -> None:
     """Half of the features of unit length and half not would be of no use."""
     stand_in.instead = lambda request: Reply(401, "unauthorized") if len(stand_in.requests) > 10 else None
@@ -208,7 +271,7 @@ def test_two_runs_that_ask_for_different_things_do_not_mix(stand_in: StandIn, ph
         extract(replace(wanted, resume=True, task=Embed(normalize=True)))
     stand_in.instead = lambda request: None
     extract(replace(wanted, overwrite=True, task=Embed(normalize=True)))
-    check(wanted.out, all_photos())
+    check(wanted.out, all_photos(), unit=True)
 
 
 def test_a_file_that_is_there_is_not_replaced(stand_in: StandIn, photos: Path) -> None:
@@ -269,6 +332,47 @@ def test_a_walk_that_goes_wrong(stand_in: StandIn, photos: Path) -> None:
     film.write_bytes(b"x" * 100_000)
     with pytest.raises(InputsError, match="Line 1"):
         extract(replace(wanted, sources=Sources((str(photos),), (str(film),))))
+
+
+def test_batches_that_fail_together(
+    stand_in: StandIn, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One error comes out, and asyncio says nothing about the others."""
+
+    async def fail(run: Run, paths: Sequence[str]) -> None:
+        raise Refused(paths[0])
+
+    monkeypatch.setattr(Run, "_handle", fail)
+    with pytest.raises(Refused):
+        extract(job(stand_in, photos, concurrency=8))
+    gc.collect()
+    assert caplog.records == []
+
+
+def test_a_spool_that_fails_while_the_run_ends(
+    stand_in: StandIn, photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for what was being kept when another batch ended the run: asyncio says nothing about it."""
+    adding, ending = threading.Event(), threading.Event()
+
+    def fail(*_: object) -> None:
+        adding.set()
+        ending.wait(20)
+        raise NoRoom("full")
+
+    def refuse_the_second(request: Request) -> Reply | None:
+        if len(stand_in.requests) == 1:
+            return None
+        adding.wait(20)
+        return Reply(401, "unauthorized")
+
+    monkeypatch.setattr(Spool, "add", fail)
+    monkeypatch.setattr(Walk, "end", lambda walk: ending.set())  # what a run does first when it ends
+    stand_in.instead = refuse_the_second
+    with pytest.raises(Refused):
+        extract(job(stand_in, photos))
+    gc.collect()
+    assert caplog.records == []
 
 
 def test_no_thread_is_left(stand_in: StandIn, photos: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import InputsError
+from tidegate.errors import InputsError, Problem
 from tidegate.reading import Stamp, read_some, stamp_of
 
 
@@ -61,6 +61,22 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         ("file_too_large", "The file has 101 bytes; files of more than 100 are not sent."),
         None,
     ]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/version"), reason="a system without /proc")
+def test_files_that_do_not_tell_their_size() -> None:
+    """Those of /proc have 0 bytes, and content: it is read, within the same bounds as any other file's."""
+    content = Path("/proc/version").read_bytes()
+    assert len(content) > os.stat("/proc/version").st_size == 0
+    size = len(content)
+    loaded, rest = read_some(["/proc/version"] * 3, 2 * size, size)
+    assert [each.content for each in loaded] == [content] * 2
+    assert rest == ["/proc/version"]
+    loaded, rest = read_some(["/proc/version"] * 2, size - 1, size)
+    assert ([each.content for each in loaded], rest) == ([content], ["/proc/version"])
+    loaded, rest = read_some(["/proc/version"], 2 * size, 10)
+    sentence = "The file has more than 10 bytes; files of more than 10 are not sent."
+    assert [each.problem for each in loaded] == [Problem("file_too_large", sentence)]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -164,6 +164,74 @@ def test_many_files_and_few_descriptors(stand_in: StandIn, tmp_path: Path) -> No
     assert len(rows(tmp_path / "out.npz")) == 600
 
 
+@pytest.mark.parametrize(
+    ("out", "room", "where"),
+    [
+        ("out.npz", 100_000, "out.npz.spool"),
+        ("out.npz", 400_100, "out.npz"),
+        ("out.parquet", 400_100, "out.parquet"),
+    ],
+)
+def test_a_full_disk(stand_in: StandIn, photos: Path, out: str, room: int, where: str) -> None:
+    """There is no room for 400,000 bytes of features, or only none for the output: one sentence, no half file, and
+    with more room --resume is right."""
+    pq = pytest.importorskip("pyarrow.parquet", exc_type=ImportError) if out.endswith("parquet") else None
+    stand_in.dim = 1000
+    arguments = ["photos", "--out", out, "--url", stand_in.url, "--batch", "5", "--concurrency", "8"]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    with process(*arguments, cwd=photos.parent, preexec_fn=limit) as run:
+        told, said = run.communicate(timeout=60)
+    assert (run.returncode, told) == (1, "")
+    sentence = f"tidegate: {where} cannot be written: it would be larger than is allowed, so raise `ulimit -f`."
+    assert said.startswith(sentence)
+    assert said.count("\n") == 1
+    assert ("--resume goes on" in said) is (photos.parent / f"{out}.spool").exists()
+    assert not (photos.parent / out).exists()
+    assert main(["embed", *arguments, "--resume"]) == 0
+    expected = np.array([features(b"photo %d" % number, 1000) for number in range(100)])
+    if pq is not None:
+        found = pq.read_table(out)["embedding"].combine_chunks().flatten().to_numpy().reshape(100, -1)
+        assert_array_equal(found, expected)
+        return
+    with np.load(out) as file:
+        assert_array_equal(file["embeddings"], expected)
+
+
+def test_a_gateway_that_asks_for_years(stand_in: StandIn, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not waited for: the sentence says how long it asked for, and how to go on."""
+    stand_in.instead = lambda request: (
+        Reply(429, "rate_limited", {"Retry-After": "99999999"}) if len(stand_in.requests) > 10 else None
+    )
+    arguments = ["embed", "photos", "--out", "out.npz", "--url", stand_in.url, "--batch", "5", "--concurrency", "1"]
+    assert main([*arguments, "--quiet"]) == 1
+    assert capsys.readouterr().err == (
+        f"tidegate: The gateway at {stand_in.url} asks to be left alone for 27,777 h 46 min (rate_limited), and a run "
+        "waits for 5 min 0 s at most: start it again then. What was answered is kept: the same command with --resume "
+        "goes on from there.\n"
+    )
+    assert not (photos.parent / "out.npz").exists()
+
+
+def test_two_versions_that_share_the_work(stand_in: StandIn, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run ends, and what its sentence says to do helps."""
+
+    def by_turns(request: Request) -> None:
+        stand_in.version = request.fields.get("version") or str(1 + len(stand_in.requests) // 6 % 2)
+
+    stand_in.instead = by_turns
+    arguments = ["embed", "photos", "--out", "out.npz", "--url", stand_in.url, "--batch", "5", "--concurrency", "1"]
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.endswith(
+        "what two models give does not mix. --resume with --model-version 1 pins the one from before, and goes on with "
+        "it; --overwrite begins anew.\n"
+    )
+    assert main([*arguments, "--resume", "--model-version", "1"]) == 0
+    assert not any(rows(photos.parent / "out.npz").values())
+
+
 def test_any_mix_of_inputs(stand_in: StandIn, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Files, folders, patterns and lists in one run; each input one row, and the summary says what went wrong."""
     (photos / "BIG.JPG").write_bytes(b"a photo")
