@@ -45,7 +45,7 @@ SERVING = Serving(
         "instance_group": "One process answers thousands of texts a second (docs/adr/0014-texts.md).",
     },
 )
-_CONTRADICTIONS = "{} says another label for a text that it has already in {} rows: these were left out"
+_CONTRADICTIONS = "rows of {} with another label for a text that it has already: {}, left out"
 _WHAT = {"text_classify": "class probabilities", "text_embed": "features"}
 
 _PACKAGE = Path(__file__).parent
@@ -185,7 +185,7 @@ def _texts(order: TextOrder, source: Material, valid: Material | None, say: Say)
             raise TextSetError(f"{valid.name} has the label {unknown[0]!r}, which {source.name} has not.")
     read = tuple(text for text in held_out.texts if read_words(text.joined)[1])
     if len(read) < len(held_out):
-        say(f"{len(held_out) - len(read)} texts to judge with are longer than {MAX_CHARS:,} characters: left out")
+        say(f"texts to judge with that are longer than {MAX_CHARS:,} characters: {len(held_out) - len(read)}, left out")
     held_out = replace(held_out, texts=read)
     if not len(learnt) or not len(held_out):
         raise TextSetError(f"{source.name if valid is None else valid.name} has too few texts to judge with: add some.")

@@ -108,14 +108,15 @@ class Material:
         """Its texts: of these `columns` (none: the usual ones that there are) and this column of labels.
 
         Of a feed the columns are `title` and `text`, and the label is an entry's first category. Of texts that are
-        the same the first counts, and how many say another label is counted, too. Raises `TextSetError` that says what is missing; labels may be where none is needed.
+        the same the first counts, and it is counted how many say another label. Raises `TextSetError` that says what
+        is missing; labels may be where none is needed.
         """
         found = self._feed(columns, needs_labels) if self.is_feed else self._table(columns, label, needs_labels)
         unique: dict[tuple[str, ...], Text] = {}
         contradictions = 0
         for text in found.texts:
             first = unique.setdefault(text.columns, text)
-            contradictions += first.label != text.label
+            contradictions += "" != first.label != text.label != ""
         return replace(found, texts=tuple(unique.values()), contradictions=contradictions)
 
     def _feed(self, columns: Sequence[str], needs_labels: bool) -> TextSet:
@@ -140,19 +141,19 @@ class Material:
         except UnicodeDecodeError as error:
             raise TextSetError(f"{self.name} is not UTF-8 ({error}): save it as that.") from error
         rows = _rows(table, "\t" if self.name.lower().endswith(".tsv") else ",", self.name)
-        _, header = next(rows, (1, ()))
-        self._check_header(header)
+        line, header = next(rows, (1, ()))
+        self._check_header(header, line)
         return self._texts_of(header, rows, columns, label, needs_labels)
 
-    def _check_header(self, header: Sequence[str]) -> None:
+    def _check_header(self, header: Sequence[str], line: int) -> None:
         for column in header:
             if len(column) > MAX_COLUMN_CHARS:
                 raise TextSetError(
-                    f"The name of a column in line 1 of {self.name} begins with {column[:40]!r} and has more than "
+                    f"The name of a column in line {line} of {self.name} begins with {column[:40]!r} and has more than "
                     f"{MAX_COLUMN_CHARS} characters: is there a quotation mark too many, or no line of names?"
                 )
             if column and header.count(column) > 1:
-                raise TextSetError(f"{self.name} has two columns {column!r} in line 1: rename one.")
+                raise TextSetError(f"{self.name} has two columns {column!r} in line {line}: rename one.")
 
     def _texts_of(
         self,
@@ -178,7 +179,7 @@ class Material:
         for line, row in rows:
             if len(row) != len(header):
                 raise TextSetError(
-                    f"{self.name} has {len(row)} fields in line {line}, and {len(header)} columns: put a text with "
+                    f"{self.name} has {len(header)} columns, and in line {line} a row of {len(row)}: put a text with "
                     "a separator or a quotation mark in it between quotation marks."
                 )
             name = "" if labels is None else " ".join(row[labels].split())

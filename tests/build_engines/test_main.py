@@ -162,7 +162,12 @@ def test_a_version_is_put_beside_another(
     ]
     assert main(["--beside", "1", *where]) == 1
     assert "Version 1 of tiny is the one that is served" in capsys.readouterr().err
-    for words, said in ((["--weight", "0.1"], "give --beside"), (["--beside", "2", "--weight", "2"], "invalid")):
+    for words, said in (
+        (["--weight", "0.1"], "give --beside"),
+        (["--beside", "2", "--weight", "2"], "'2' is no share: give a number from 0 to 1"),
+        (["--beside", "2", "--shadow", "x"], "'x' is no share: give a number from 0 to 1"),
+        (["--min-agreement", "nan"], "'nan' is no share: give a number from 0 to 1"),
+    ):
         with pytest.raises(SystemExit):
             main([*words, *where])
         assert said in capsys.readouterr().err

@@ -1,8 +1,10 @@
 """Text → words. Training and Triton load this very file, so that both find the same words in a text.
 
 A word is a run of letters, digits and the marks that belong to them, in Unicode's compatible composed form (NFKC) and
-without upper case. What is not seen (soft hyphens, joiners, spaces of no width, marks of direction) is taken out before. Where a script puts no spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) every
-character is one. All else (spaces, punctuation, emoji, control characters, bytes that are not UTF-8) divides words.
+without upper case. What a reader does not see (soft hyphens, joiners, spaces of no width, marks of direction) is taken
+out first, and so hides no word. Where a script puts no spaces between words (Chinese, Japanese, Thai, Lao, Khmer,
+Burmese) every character is one. All else (spaces, punctuation, emoji, control characters, bytes that are not UTF-8)
+divides words.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -159,6 +160,50 @@ def test_a_width_that_is_not_promised_stops_the_start(arguments: dict[str, str],
     config["output"][0]["dims"] = ["1000"]
     with pytest.raises(UnfitError, match="and the model gives 3"):
         TritonPythonModel().initialize(arguments | {"model_config": json.dumps(config)})
+
+
+@pytest.fixture
+def certified(arguments: dict[str, str]) -> Path:
+    """The folder of the version, now with labels, a recipe and a certificate of its own."""
+    version = Path(arguments["model_repository"], "1")
+    shutil.move(version.with_name("labels.txt"), version)
+    (version / "preprocess.json").write_text("{}")
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in version.iterdir()}
+    (version / "certificate.json").write_text(json.dumps({"files": files}))
+    arguments["model_config"] = arguments["model_config"].replace("labels.txt", "1/labels.txt")
+    return version
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "engine.py", "labels.txt", "preprocess.json"])
+def test_a_file_that_was_not_published_stops_the_start(
+    arguments: dict[str, str], certified: Path, logged: list[str], name: str
+) -> None:
+    """Every file of a certified version must be the one that was judged: an edited or a missing one is named."""
+    TritonPythonModel().initialize(arguments)
+    (certified / name).write_bytes((certified / name).read_bytes().replace(b"cat", b"cow") + b"\n")
+    with pytest.raises(UnfitError, match=rf"{name} is not the file that was published: build the model again"):
+        TritonPythonModel().initialize(arguments)
+    (certified / name).unlink()
+    with pytest.raises(UnfitError, match=rf"{name} is not the file that was published"):
+        TritonPythonModel().initialize(arguments)
+
+
+def test_labels_of_another_place_stop_the_start(arguments: dict[str, str], certified: Path, logged: list[str]) -> None:
+    """A certified version has labels of its own; others that a configuration names were judged with no engine."""
+    shutil.copy(certified / "labels.txt", certified.with_name("labels.txt"))
+    config = arguments["model_config"].replace("1/labels.txt", "labels.txt")
+    with pytest.raises(UnfitError, match=r"names labels of another version than 1: promote it again"):
+        TritonPythonModel().initialize(arguments | {"model_config": config})
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"files": 3}'])
+def test_a_broken_certificate_stops_the_start(
+    arguments: dict[str, str], certified: Path, logged: list[str], content: str
+) -> None:
+    """What is certified cannot be known then."""
+    (certified / "certificate.json").write_text(content)
+    with pytest.raises(UnfitError, match=r"certificate\.json cannot be read .*build the model again"):
+        TritonPythonModel().initialize(arguments)
 
 
 def test_features_need_no_labels(arguments: dict[str, str], logged: list[str], pictures: Pictures) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def test_double_precision_is_taken(tmp_path: Path) -> None:
         ({"labels": np.arange(4)}, "must be 4 texts"),
         ({"labels": np.array(["a", "b", "c", "a"])}, "two classes have the same label"),
         ({"labels": np.array(["a", "b", "c", " "])}, "the label ' ' is empty"),
+        ({"labels": np.array(["a", "b", "c", "a "])}, r"the label 'a ' begins or ends with a space"),
         ({"labels": np.array(["a", "b", "c", "d\ne"])}, r"the label 'd\\ne' is empty, too long, or more than a line"),
         ({"labels": np.array(["a", "b", "c", "d" * 201])}, "too long"),
         ({"weight": np.full((4, 5), np.inf, np.float32)}, "not finite"),
@@ -141,6 +143,16 @@ def test_a_damaged_head_is_refused(tmp_path: Path) -> None:
         except SourceError:
             continue
         np.testing.assert_array_equal(head.weight, HEAD["weight"])
+
+
+@pytest.mark.parametrize("name", sorted(HEAD))
+def test_a_member_that_is_no_array_is_refused(tmp_path: Path, name: str) -> None:
+    """An archive with other files under the names of the arrays is no head."""
+    path = saved(tmp_path / "head.npz", **{name: None})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(f"{name}.npy", b"[1, 2, 3]")
+    with pytest.raises(SourceError, match=r"head\.npz is not a head, or is damaged .*numpy\.savez"):
+        read_head(path)
 
 
 def test_a_head_that_would_unpack_to_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,9 +169,7 @@ def test_contradictions_are_said_and_counted(table: Table, tmp_path: Path) -> No
     said: list[str] = []
     folder = build_text(small_order(table(*SMALL, "tool,apples", "tool,sweet pears"), tmp_path), said.append)
     assert folder is not None
-    sentence = (
-        "text_classifier: table.csv says another label for a text that it has already in 2 rows: these were left out"
-    )
+    sentence = "text_classifier: rows of table.csv with another label for a text that it has already: 2, left out"
     assert said[:-1] == [sentence, sentence]  # it is learnt from, and judged with
     certificate = publish.read_certificate(folder)
     assert certificate is not None
@@ -184,7 +182,7 @@ def test_texts_that_are_too_long_to_be_served_are_not_judged_with(table: Table, 
     rows = (*SMALL, f"tool,{'saw ' * 10_000}")
     folder = build_text(small_order(table(*rows), tmp_path), said.append)
     assert folder is not None
-    assert said[0] == "text_classifier: 1 texts to judge with are longer than 32,768 characters: left out"
+    assert said[0] == "text_classifier: texts to judge with that are longer than 32,768 characters: 1, left out"
     certificate = publish.read_certificate(folder)
     assert certificate is not None
     assert (certificate["source"]["rows"], certificate["agreement"]["texts"]) == (11, 10)
@@ -201,7 +199,7 @@ def test_texts_of_one_word_each(table: Table, tmp_path: Path, task: str, words: 
     ]
     folder = build_text(small_order(table(*rows), tmp_path, task=task, dim=1, min_accuracy=0), silent)
     assert folder is not None
-    assert load(folder)(["saw"])[1] == [[1]]
+    assert load(folder)([*words])[1].max() == 1  # one dimension has no place for more than one of the words
 
 
 @pytest.mark.parametrize("number", [60, 400])

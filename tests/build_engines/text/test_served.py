@@ -130,7 +130,7 @@ def test_no_text_harms(triton: grpc_client.InferenceServerClient, model: str) ->
 @each_model
 def test_a_text_that_is_too_long_is_said_to_be(triton: grpc_client.InferenceServerClient, model: str) -> None:
     """Known words of -1 for a text that is not read to its end; its neighbours in the request are answered as ever."""
-    long = [TWENTY[0] + " x" * 20_000, b"\xff" * 40_000, "\ufdfa" * 2000, "x" * 10_000_000]
+    long: list[bytes | str] = [TWENTY[0] + " x" * 20_000, b"\xff" * 40_000, "\ufdfa" * 2000, "x" * 10_000_000]
     alone = ask(triton, model, TWENTY[:1])
     rows, known = ask(triton, model, [long[0], TWENTY[0], *long[1:], "\u200b" * 30_000 + TWENTY[0]])
     assert known[:, 0].tolist() == [-1, alone[1][0, 0], -1, -1, -1, alone[1][0, 0]]

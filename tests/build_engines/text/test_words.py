@@ -53,8 +53,7 @@ def test_a_long_decomposed_text_is_cut_at_the_same_place() -> None:
     assert find_words(unicodedata.normalize("NFD", text)) == find_words(text)
 
 
-@pytest.mark.parametrize("unseen", ["\u00ad", "\u200b", "\u200d", "\u2060", "\ufeff", "\u202e", "\u034f", "\ufe0f", "\u3164",
-                                    "\U000e0041", "\U000e0100"])  # fmt: skip
+@pytest.mark.parametrize("unseen", [*"\u00ad\u200b\u200d\u2060\ufeff\u202e\u034f\ufe0f\u3164\U000e0041\U000e0100"])
 def test_what_nobody_sees_hides_no_word(unseen: str) -> None:
     """A soft hyphen or another character without a shape changes no word, and however many there are, all is read."""
     assert read_words(f"I {unseen}ki{unseen}ll{unseen}") == (["i", "kill"], True)
