@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tidegate.extraction import Job, Summary
     from tidegate.progress import Display
 
-KEY_VARIABLE = "TIDEGATE_API_KEY"
+KEY_VARIABLE, PORT_VARIABLE = "TIDEGATE_API_KEY", "TIDEGATE_PORT"
 SUFFIXES = (".npz", ".parquet")
 _UNITS = {"": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
 T = TypeVar("T")
@@ -58,7 +58,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument("--overwrite", action="store_true", help="begin anew, and replace what is there")
     gateway = parser.add_argument_group("the gateway")
     gateway.add_argument(
-        "--url", type=_checked(check_url), default="http://127.0.0.1:8080", help="its address (%(default)s)"
+        "--url",
+        type=_checked(check_url),
+        default=f"http://127.0.0.1:{os.environ.get(PORT_VARIABLE, '8080')}",
+        help=f"its address (this machine's, {PORT_VARIABLE} or 8080)",
     )
     gateway.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file with the API key and nothing else")
     gateway.add_argument("--model", metavar="NAME", help="the model; the gateway's own choice if not given")

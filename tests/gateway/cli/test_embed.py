@@ -341,6 +341,15 @@ def test_nobody_answers(photos: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(told.splitlines()) == 1
 
 
+def test_the_gateway_of_this_machine(
+    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no address is given it is the one that `tidegate up` has in the same environment."""
+    monkeypatch.setenv("TIDEGATE_PORT", "9")
+    assert main(["embed", "photos", "--out", "out.npz"]) == 1
+    assert "No gateway answers at http://127.0.0.1:9 " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
