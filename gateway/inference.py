@@ -24,7 +24,7 @@ from gateway.triton import Answer, Triton
 from gateway.triton.describe import usable_values
 from gateway.triton.discovery import Discovery
 from gateway.triton.model import Model
-from gateway.triton.tensors import IMAGE_STATUS
+from gateway.triton.tensors import EMBEDDING, IMAGE_STATUS
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +143,8 @@ class Inference:
         model = await self._discovery.of_version(model, answer.model_version, answer.endpoint)
         if question.version not in (None, model.version):
             raise ModelNotReady("The version is not served any more.", private=f"{model.version} answered")
+        if EMBEDDING in question.outputs and model.dim != question.model.dim:
+            raise ModelNotReady("The model was exchanged for one of another length.", private=f"{model.dim} answered")
         verdicts = kind.verdicts(outputs[kind.status], model) if kind.status in outputs else [None] * count
         usable = np.logical_and.reduce([usable_values(model, name, outputs[name], count) for name in question.outputs])
         kept = {name: array for name, array in outputs.items() if name != IMAGE_STATUS}

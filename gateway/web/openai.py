@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from gateway.access import Caller
 from gateway.cache import Row
-from gateway.errors import InvalidParameter, MissingText, TooManyImages
+from gateway.errors import InvalidParameter, MissingText, ModelNotReady, TooManyImages
 from gateway.fetch import Address, Content
 from gateway.inference import Question
 from gateway.inputs import UNKNOWN_TEXT, as_images
@@ -101,6 +101,8 @@ async def moderations(request: Request, gate: GateDep) -> Response:
             raise InvalidParameter(f"The model {model.name} does not moderate; GET /v1/models says which do.")
         rows, version = await _ask(request, gate, caller, grow, items, model, CLASSIFICATION, wanted.version or None)
         with Stage("encode"):
+            if not all(row.model.moderation for row in rows):
+                raise ModelNotReady("The model was exchanged for one that does not moderate.")
             kind = "image" if model.task.of == "images" else "text"
             judged = [_judge(row) for row in rows]
             results = [_result(judged, kind)] if together else [_result([each], kind) for each in judged]

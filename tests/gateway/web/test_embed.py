@@ -127,3 +127,12 @@ def test_no_numbers_are_no_features(embedding: httpx.Client, fake: FakeTriton) -
     fake.nan = True
     answer = embedding.post("/v1/embed", content=PICTURES[0])
     assert (answer.status_code, answer.json()["code"]) == (502, "bad_upstream_response")
+
+
+def test_an_exchanged_version_of_another_length_is_no_answer(embedding: httpx.Client, fake: FakeTriton) -> None:
+    """`dim`, and what the caller does with it, would be wrong: 503 until the gateway knows the new one."""
+    fake.version, fake.dim = "2", 4
+    answer = embedding.post("/v1/embed", content=PICTURES[0])
+    assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
+    answer = embedding.post("/v1/embed", content=PICTURES[0])
+    assert (answer.json()["dim"], len(answer.json()["results"][0]["embedding"])) == (4, 4)

@@ -182,6 +182,17 @@ def test_an_exchanged_version_is_judged_by_its_own_thresholds() -> None:
     assert result["category_applied_input_types"]["violence"] == []
 
 
+def test_an_exchanged_version_that_does_not_moderate_passes_nothing() -> None:
+    """Triton has one since the model was looked up: 503, and no result in which nobody judged anything."""
+    fake = moderating(class_0=("violence", 1.0))
+    with running_gateway(Settings(), fake) as client:
+        client.get("/readyz")
+        del fake.parameters["moderator"]["moderation"]
+        fake.version = "2"
+        answer = client.post("/v1/moderations", json={"input": "some text", "model": "moderator"})
+    assert (answer.status_code, answer.json()["code"]) == (503, "model_not_ready")
+
+
 @pytest.mark.parametrize(("text", "code"), [("unknown", "unknown_text"), ("unread", "text_too_large")])
 def test_what_nobody_could_judge_is_not_passed(text: str, code: str) -> None:
     """A text without one known word, or longer than the model reads: no score, but an error."""
