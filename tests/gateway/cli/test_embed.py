@@ -177,7 +177,7 @@ def test_a_full_disk(stand_in: StandIn, photos: Path, out: str, room: int, where
     with more room --resume is right."""
     pq = pytest.importorskip("pyarrow.parquet", exc_type=ImportError) if out.endswith("parquet") else None
     stand_in.dim = 1000
-    arguments = ["photos", "--out", out, "--url", stand_in.url, "--batch", "5", "--concurrency", "8"]
+    arguments = ["photos", "--out", out, "--url", stand_in.url, "--batch", "5", "--concurrency", "8", "--quiet"]
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
