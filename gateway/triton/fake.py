@@ -23,7 +23,7 @@ class FakeTriton:
     `failure` is raised by every call while it is set; `delay` is the seconds that an inference takes.
     `nan` spoils every row of an answer, `spoilt` those of some files: their first value is the one given.
     `version` is that of every model, and of its labels; `versions` are those of single models. `asked` lists the input
-    shapes of the inferences so far, `asked_models` their models.
+    shapes of the inferences so far.
     `parameters` are those of each model's configuration: the ensemble's, and those of its two steps, where a test
     may put a certificate; `serve` adds models for other tasks. The text "unknown" has no word that they
     know, and "unread" is longer than they read.
@@ -41,7 +41,6 @@ class FakeTriton:
         self.version = "1"
         self.versions: dict[str, str] = {}
         self.asked: list[tuple[int, ...]] = []
-        self.asked_models: list[str] = []
         self.parameters: dict[str, dict[str, str]] = {
             "ensemble_model": {"task": "classify"},
             "preprocessor": {"preprocess": "classifier/preprocess.json"},
@@ -69,7 +68,6 @@ class FakeTriton:
         await asyncio.sleep(self.delay)
         items = _items({tensor.name: tensor for tensor in inputs})
         self.asked.append((len(items), max(map(len, items))))
-        self.asked_models.append(model)
         version = self.versions.get(model, self.version)
         probabilities = np.stack([self.probabilities(item) for item in items])
         if self.nan:

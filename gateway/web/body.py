@@ -92,7 +92,7 @@ async def read_json(
     async with _drained_if_refused(body):
         _check_encoding(request)
         content = await body.all()
-        if _elements(content, MAX_COMMAS_AN_ITEM * (most + 1)):
+        if _has_more_elements(content, MAX_COMMAS_AN_ITEM * (most + 1)):
             raise TooManyTexts(f"One request may hold {most} texts; this document has more parts than that.")
         return read_document(content, kind)
 
@@ -109,7 +109,7 @@ async def _drained_if_refused(body: _Body) -> AsyncIterator[None]:
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
-def _elements(content: bytes, most: int) -> bool:
+def _has_more_elements(content: bytes, most: int) -> bool:
     """Whether there are more than so many commas, outside of strings: each stands for an element."""
     return stands_more_than(most, b",", content) and _STRING.sub(b"", content).count(b",") > most
 
